@@ -1,0 +1,230 @@
+"""What happens to a machine (events) and what it wants done (effects). Frozen values, both.
+
+    handle(event, now_s) -> list[Effect]
+
+`now_s` is monotonic seconds from whoever drives the machine; only differences mean anything. There
+are no absolute times on the wire.
+
+The driver's duties: carry effects out in order; turn every outcome into an event; never drop one.
+Timers are named: setting one again replaces it, so nothing has to be cancelled by handle.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import Any, Protocol
+
+from swarmd.protocols.ids import PeerId
+from swarmd.protocols.jobs import BufferRef, Job, JobFailure, JobResult
+from swarmd.protocols.messages import Message
+
+
+class Priority(IntEnum):
+    """What goes first where a link is contended. Probes never wait behind tensors."""
+
+    CONTROL = 0
+    PIPELINE = 1
+    MIX = 2
+    STATE = 3
+
+
+# ------------------------------------------------------------------------------------------ events
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """First event of a machine's life."""
+
+
+@dataclass(frozen=True, slots=True)
+class Arrived:
+    """A decoded message from an authenticated peer.
+
+    `payload`: the tensor that came with it; this machine owns the slot now. `payload_refused`: there
+    was one, but no slot was free (or it was too large); its bytes are gone, answer BUSY.
+    """
+
+    peer: PeerId
+    message: Message
+    payload: BufferRef | None = None
+    payload_refused: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class LinkUp:
+    """Messages to and from `peer` flow."""
+
+    peer: PeerId
+
+
+@dataclass(frozen=True, slots=True)
+class LinkDown:
+    """The link ended. `cause`: closed (a clean end, after a goodbye), lost (EOF or reset without
+    one), stalled (took nothing for too long), dropped (by us), refused."""
+
+    peer: PeerId
+    cause: str
+
+
+@dataclass(frozen=True, slots=True)
+class DialFailed:
+    """No address of the peer answered. `causes` maps address to: refused, timeout, name_not_found,
+    no_route, wrong_peer_id, wrong_run, error."""
+
+    peer: PeerId
+    causes: dict[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class SendFailed:
+    """A message did not leave: no link, or its queue is full (`cause`: no_link, full, lost)."""
+
+    peer: PeerId
+    message: Message
+    cause: str
+
+
+@dataclass(frozen=True, slots=True)
+class TimerFired:
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class ComputeDone:
+    job_id: int
+    result: JobResult
+
+
+@dataclass(frozen=True, slots=True)
+class ComputeFailed:
+    job_id: int
+    failure: JobFailure
+
+
+@dataclass(frozen=True, slots=True)
+class ComputeLost:
+    """The worker process died: every job in it is lost, and so is what it held.
+
+    A `ComputeFailed(worker_died)` for each job in flight came before this.
+    """
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class ComputeReady:
+    """A worker has loaded the stage and takes jobs. `info`: what it reported (sizes, device)."""
+
+    info: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class LoopLag:
+    """The driver itself was late by `lag_s`: local health, not the others' fault."""
+
+    lag_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """The operator's word, or the daemon's: drain, pause, resume, pin, cordon, stop ..."""
+
+    name: str
+    args: dict[str, Any] = field(default_factory=dict)
+
+
+Event = (
+    Started
+    | Arrived
+    | LinkUp
+    | LinkDown
+    | DialFailed
+    | SendFailed
+    | TimerFired
+    | ComputeDone
+    | ComputeFailed
+    | ComputeLost
+    | ComputeReady
+    | LoopLag
+    | Command
+)
+
+
+# ----------------------------------------------------------------------------------------- effects
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """Send a message, with a tensor if `payload` is given.
+
+    The slot stays the machine's: it may `Release` it at once, the driver keeps the bytes until they
+    have left.
+    """
+
+    peer: PeerId
+    message: Message
+    payload: BufferRef | None = None
+    priority: Priority = Priority.CONTROL
+
+
+@dataclass(frozen=True, slots=True)
+class Dial:
+    """Have a link to `peer`. Ends as LinkUp or DialFailed."""
+
+    peer: PeerId
+    addresses: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Drop:
+    """Close the link, whatever hangs in it."""
+
+    peer: PeerId
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class SetTimer:
+    name: str
+    delay_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class ClearTimer:
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Compute:
+    """Give a job to the lane. `job_id` comes back in ComputeDone or ComputeFailed, once."""
+
+    job_id: int
+    job: Job
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """This machine no longer needs the slot."""
+
+    buffer: BufferRef
+
+
+@dataclass(frozen=True, slots=True)
+class Emit:
+    """Something worth telling: to the log, the event file, status, and to the machine above.
+
+    `name` is stable; the names that leave the process are those of `swarmd.event`.
+    """
+
+    name: str
+    fields: dict[str, Any] = field(default_factory=dict)
+
+
+Effect = Send | Dial | Drop | SetTimer | ClearTimer | Compute | Release | Emit
+
+
+class Machine(Protocol):
+    """Every protocol is one of these."""
+
+    def handle(self, event: Event, now_s: float) -> list[Effect]: ...

@@ -1,0 +1,53 @@
+"""How two peers greet, refuse and leave, and how a run's description is fetched."""
+
+from __future__ import annotations
+
+from swarmd.protocols import limits
+from swarmd.protocols.schema import Message, message, nested, optional, raw, text, uint
+from swarmd.protocols.messages.gossip import SignedRecord
+
+RUN_BYTES_MAX = 256 * limits.KIB
+
+
+@message(1)
+class Hello(Message):
+    """First message each way on a new link. A link counts only once the other's Hello came."""
+
+    run_id: str = text(64)
+    """Empty: a peer that only asks (for addresses, for a dial back)."""
+    incarnation: int = uint()
+    protocol_min: int = uint(65_535)
+    protocol_max: int = uint(65_535)
+    agent: str = text(default="")
+    record: SignedRecord | None = optional(nested(SignedRecord))
+
+
+@message(2)
+class Goodbye(Message):
+    """The sender closes on purpose: what follows is a clean end, not a loss."""
+
+    reason: str = text()
+
+
+@message(3)
+class Refusal(Message):
+    """Why a Hello was not accepted: wrong_run, version_mismatch, run_full, not_admitted, banned,
+    identity_in_use_elsewhere."""
+
+    code: str = text()
+    text: str = text(limits.TEXT_CHARS_MAX, default="")
+
+
+@message(4)
+class RunRequest(Message):
+    """Asks for the description of a run whose id is known."""
+
+    run_id: str = text(64)
+
+
+@message(5)
+class RunDescription(Message):
+    """The canonical bytes of a RunConfig; accepted if they hash to the run id."""
+
+    run_id: str = text(64)
+    body: bytes = raw(RUN_BYTES_MAX)

@@ -1,0 +1,1 @@
+"""Messages of leases and receipts."""

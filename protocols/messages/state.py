@@ -1,0 +1,1 @@
+"""Messages of checkpoints and their transfer."""

@@ -1,0 +1,224 @@
+"""Declares the fields of a message with their bounds, and checks values against them.
+
+A message is a frozen dataclass whose fields say what may stand in them:
+
+    @message(40)
+    class Busy:
+        retry_in_s: float = seconds()
+
+Bounds are checked on both ways: on decode a violation is the peer's fault (RemoteProtocolError), on
+encode it is ours (LocalProtocolError). On the wire a message is `[number, {field: value}]` in
+msgpack. Unknown fields are ignored, unknown numbers refused, a missing field takes its default or is
+refused if it has none. Numbers are append-only.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import MISSING, Field, dataclass, field, fields
+from typing import Any, TypeVar, dataclass_transform
+
+from swarmd.protocols import limits
+
+Check = Callable[[Any], Any]
+"""Returns the value in its Python form, or raises ValueError with what is wrong."""
+
+_NONE_YET = object()
+_T = TypeVar("_T")
+
+
+class Message:
+    """Base of every message. `NUMBER` is its type on the wire."""
+
+    NUMBER: int = -1
+    __slots__ = ()
+
+
+REGISTRY: dict[int, type[Message]] = {}
+
+
+def _declare(check: Check, default: Any) -> Any:
+    metadata = {"check": check}
+    if default is _NONE_YET:
+        return field(metadata=metadata)
+    if isinstance(default, (dict, list)):
+        kind = type(default)
+        return field(default_factory=lambda: kind(default), metadata=metadata)
+    return field(default=default, metadata=metadata)
+
+
+@dataclass_transform(
+    frozen_default=True, kw_only_default=True, field_specifiers=(_declare, field)
+)
+def message(number: int) -> Callable[[type[_T]], type[_T]]:
+    """Make a frozen, slotted, keyword-only dataclass and give it its number."""
+
+    def wrap(cls: type[_T]) -> type[_T]:
+        made = dataclass(frozen=True, slots=True, kw_only=True)(cls)
+        made.NUMBER = number  # type: ignore[attr-defined]
+        assert number not in REGISTRY, f"number {number} is taken by {REGISTRY.get(number)}"
+        REGISTRY[number] = made  # type: ignore[assignment]
+        return made
+
+    return wrap
+
+
+# ------------------------------------------------------------------------------------- single values
+
+
+def _integer(low: int, high: int) -> Check:
+    def check(value: Any) -> int:
+        if type(value) is not int or not low <= value <= high:
+            raise ValueError(f"not an integer in {low}..{high}")
+        return value
+
+    return check
+
+
+def _number(low: float, high: float) -> Check:
+    def check(value: Any) -> float:
+        if type(value) not in (int, float) or not math.isfinite(value) or not low <= value <= high:
+            raise ValueError(f"not a number in {low}..{high}")
+        return float(value)
+
+    return check
+
+
+def _text(chars_max: int) -> Check:
+    def check(value: Any) -> str:
+        if type(value) is not str or len(value) > chars_max:
+            raise ValueError(f"not a text of at most {chars_max} characters")
+        return value
+
+    return check
+
+
+def _raw(bytes_max: int) -> Check:
+    def check(value: Any) -> bytes:
+        if not isinstance(value, bytes) or len(value) > bytes_max:
+            raise ValueError(f"not bytes of at most {bytes_max}")
+        return value
+
+    return check
+
+
+def _truth(value: Any) -> bool:
+    if type(value) is not bool:
+        raise ValueError("not a boolean")
+    return value
+
+
+def optional_check(inner: Check) -> Check:
+    return lambda value: None if value is None else inner(value)
+
+
+def sequence_check(inner: Check, items_max: int) -> Check:
+    def check(value: Any) -> tuple[Any, ...]:
+        if not isinstance(value, (list, tuple)) or len(value) > items_max:
+            raise ValueError(f"not a list of at most {items_max}")
+        return tuple(inner(item) for item in value)
+
+    return check
+
+
+def nested_check(kind: type[Message]) -> Check:
+    def check(value: Any) -> Message:
+        if isinstance(value, kind):
+            return value
+        return from_fields(kind, value)
+
+    return check
+
+
+# -------------------------------------------------------------------------------- field specifiers
+
+
+def uint(high: int = limits.COUNT_MAX, *, low: int = 0, default: Any = _NONE_YET) -> Any:
+    """An integer in low..high."""
+    return _declare(_integer(low, high), default)
+
+
+def number(low: float, high: float, *, default: Any = _NONE_YET) -> Any:
+    """A finite number in low..high."""
+    return _declare(_number(low, high), default)
+
+
+def seconds(*, default: Any = _NONE_YET) -> Any:
+    """A relative time, never negative."""
+    return _declare(_number(0.0, limits.SECONDS_MAX), default)
+
+
+def text(chars_max: int = limits.NAME_CHARS_MAX, *, default: Any = _NONE_YET) -> Any:
+    return _declare(_text(chars_max), default)
+
+
+def raw(bytes_max: int, *, default: Any = _NONE_YET) -> Any:
+    return _declare(_raw(bytes_max), default)
+
+
+def flag(*, default: Any = _NONE_YET) -> Any:
+    return _declare(_truth, default)
+
+
+def optional(inner: Any, *, default: Any = None) -> Any:
+    """`inner` is another specifier's result; None is allowed and the default."""
+    return _declare(optional_check(check_of(inner)), default)
+
+
+def sequence(inner: Any, items_max: int = limits.ITEMS_MAX, *, default: Any = ()) -> Any:
+    """A tuple of what `inner` (another specifier's result) describes."""
+    return _declare(sequence_check(check_of(inner), items_max), default)
+
+
+def nested(kind: type[Any], *, default: Any = _NONE_YET) -> Any:
+    """Another message's fields, in place."""
+    return _declare(nested_check(kind), default)
+
+
+def check_of(specifier: Any) -> Check:
+    """The check inside a specifier's result."""
+    check: Check = specifier.metadata["check"]
+    return check
+
+
+# -------------------------------------------------------------------------------------- conversion
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Message):
+        return to_fields(value)
+    if isinstance(value, tuple):
+        return [_plain(item) for item in value]
+    return value
+
+
+def to_fields(value: Message) -> dict[str, Any]:
+    """Field names to plain values. Fields at their default are left out: old peers fill them in."""
+    plain = {}
+    for item in _fields_of(type(value)):
+        current = getattr(value, item.name)
+        if item.default is not MISSING and current == item.default:
+            continue
+        plain[item.name] = _plain(current)
+    return plain
+
+
+def from_fields(kind: type[Message], plain: Any) -> Message:
+    """Build a message of `kind` from untrusted plain values. Raises ValueError."""
+    if not isinstance(plain, dict):
+        raise ValueError(f"{kind.__name__}: not a map")
+    values = {}
+    for item in _fields_of(kind):
+        if item.name in plain:
+            try:
+                values[item.name] = item.metadata["check"](plain[item.name])
+            except ValueError as error:
+                raise ValueError(f"{kind.__name__}.{item.name}: {error}") from None
+        elif item.default is MISSING and item.default_factory is MISSING:
+            raise ValueError(f"{kind.__name__}.{item.name}: missing")
+    return kind(**values)
+
+
+def _fields_of(kind: type[Message]) -> tuple[Field[Any], ...]:
+    return fields(kind)  # type: ignore[arg-type]

@@ -1,0 +1,1 @@
+"""Floor 2, beside net: the compute worker. torch, no trio, no sockets."""

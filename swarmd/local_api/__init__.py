@@ -1,0 +1,1 @@
+"""The control socket: server (trio) and client (stdlib)."""

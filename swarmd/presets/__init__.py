@@ -1,0 +1,1 @@
+"""The sizes that people start from, one TOML file each."""
