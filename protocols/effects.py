@@ -29,7 +29,7 @@ class Priority(IntEnum):
     STATE = 3
 
 
-# ------------------------------------------------------------------------------------------ events
+# ------------------------------------------------------------------------------------ events
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +49,15 @@ class Arrived:
     message: Message
     payload: BufferRef | None = None
     payload_refused: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Malformed:
+    """Bytes from a peer that are no message. `code` is a rejection code; nothing else came of it."""
+
+    peer: PeerId
+    code: str
+    text: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +146,7 @@ class Command:
 Event = (
     Started
     | Arrived
+    | Malformed
     | LinkUp
     | LinkDown
     | DialFailed
@@ -151,7 +161,7 @@ Event = (
 )
 
 
-# ----------------------------------------------------------------------------------------- effects
+# ----------------------------------------------------------------------------------- effects
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,6 +214,17 @@ class Compute:
 
 
 @dataclass(frozen=True, slots=True)
+class LoadStage:
+    """Have a worker hold `stage`, in place of what it holds. Ends as ComputeReady or ComputeLost.
+
+    `state`: a path to start from; None: the start state that every peer can make by itself.
+    """
+
+    stage: int
+    state: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Release:
     """This machine no longer needs the slot."""
 
@@ -221,7 +242,7 @@ class Emit:
     fields: dict[str, Any] = field(default_factory=dict)
 
 
-Effect = Send | Dial | Drop | SetTimer | ClearTimer | Compute | Release | Emit
+Effect = Send | Dial | Drop | SetTimer | ClearTimer | Compute | LoadStage | Release | Emit
 
 
 class Machine(Protocol):
