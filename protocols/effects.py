@@ -41,8 +41,8 @@ class Started:
 class Arrived:
     """A decoded message from an authenticated peer.
 
-    `payload`: the tensor that came with it; this machine owns the slot now. `payload_refused`: there
-    was one, but no slot was free (or it was too large); its bytes are gone, answer BUSY.
+    `payload`: the tensor that came with it; this machine owns the slot now. `payload_refused`:
+    there was one, but no slot was free (or it was too large); its bytes are gone, answer BUSY.
     """
 
     peer: PeerId
@@ -53,7 +53,7 @@ class Arrived:
 
 @dataclass(frozen=True, slots=True)
 class Malformed:
-    """Bytes from a peer that are no message. `code` is a rejection code; nothing else came of it."""
+    """Bytes from a peer that are no message. `code` is a rejection code; nothing came of it."""
 
     peer: PeerId
     code: str

@@ -17,6 +17,7 @@ from typing import Any, get_type_hints
 import msgpack
 
 from swarmd.protocols.ids import RunId
+from swarmd.protocols.run_shape import RunShape
 
 BOUNDARY_KINDS = ("dense", "subspace", "anchored")
 WIRE_DTYPES = ("fp32", "bf16", "int8")
@@ -256,9 +257,29 @@ class RunConfig:
         return self.batch_tokens // self.micro_batch_tokens
 
     @property
+    def shape(self) -> RunShape:
+        """What the machines need to know; the clock's arithmetic lives there."""
+        held_out = -(-self.data.held_out_sequences // self.micro_batch_samples)
+        return RunShape(
+            run_id=self.run_id,
+            stages=self.stages,
+            inner_steps=self.inner_steps,
+            total_steps=self.total_steps,
+            micro_batches_per_step=self.micro_batches_per_step,
+            micro_batch_samples=self.micro_batch_samples,
+            sequence_tokens=self.sequence_tokens,
+            held_out_micro_batches=held_out,
+            width=self.model.width,
+            peers_min=self.peers_min,
+            protocol_min=self.protocol_min,
+            protocol_max=self.protocol_max,
+            seed=self.seed,
+        )
+
+    @property
     def rounds(self) -> int:
         """Outer rounds of the run; the last may be short."""
-        return math.ceil(self.total_steps / self.inner_steps)
+        return -(-self.total_steps // self.inner_steps)
 
     def steps_of_round(self, round_number: int) -> int:
         """H, or what is left for the last round."""

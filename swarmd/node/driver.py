@@ -2,7 +2,7 @@
 
 One task takes events in the order in which they came and carries their effects out before the next
 event is looked at, so that a machine never sees the world half changed. What can wait (sockets,
-the worker) waits elsewhere and comes back as an event; nothing here blocks but the wait for the next.
+the worker) waits elsewhere and comes back as an event; only the wait for the next event blocks.
 
 The same machine runs under swarmd/sim with virtual time; nothing here decides anything.
 """

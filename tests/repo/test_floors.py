@@ -142,7 +142,8 @@ def test_every_banned_package_exists() -> None:
 
 
 @pytest.mark.parametrize(
-    "call", ["random.random", "random.choice", "random.shuffle", "random.seed", "print", "hash", "id"]
+    "call",
+    ["random.random", "random.choice", "random.shuffle", "random.seed", "print", "hash", "id"],
 )
 def test_floor_0_calls_nothing_global(call: str) -> None:
     found = []
