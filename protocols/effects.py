@@ -115,10 +115,12 @@ class ComputeFailed:
 class ComputeLost:
     """The worker process died: every job in it is lost, and so is what it held.
 
-    A `ComputeFailed(worker_died)` for each job in flight came before this.
+    A `ComputeFailed` with the same code for each job it had or waited for came before this. `code`:
+    worker_died or device_lost, or why a stage could not be loaded (model_does_not_fit ...).
     """
 
     text: str
+    code: str = "worker_died"
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,7 +209,11 @@ class ClearTimer:
 
 @dataclass(frozen=True, slots=True)
 class Compute:
-    """Give a job to the lane. `job_id` comes back in ComputeDone or ComputeFailed, once."""
+    """Give a job to the lane. `job_id` comes back in ComputeDone or ComputeFailed, once.
+
+    The slots it reads stay the machine's: it may `Release` them at once, the lane keeps the bytes
+    until the job has ended.
+    """
 
     job_id: int
     job: Job

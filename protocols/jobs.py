@@ -2,7 +2,8 @@
 
 A job is at most one micro-batch long, so that a stop never waits longer than that. Bytes of tensors
 lie in slots of shared memory; a `BufferRef` names one. Exactly one owner holds a slot at a time:
-whoever receives a ref must pass it on or release it.
+whoever receives a ref must pass it on or release it. What a job reads stays its asker's slot: the
+lane holds it too, from the asking until the job has ended, so the asker may release it at once.
 
 Who runs them: swarmd/compute (torch, in its own process), or a fake with a cost model in the
 simulator. Order is the order of submission.
@@ -83,6 +84,8 @@ class StageCall:
     name: str
     args: dict[str, Any] = field(default_factory=dict)
     inputs: tuple[BufferRef, ...] = ()
+    output_bytes: int = 0
+    """The most bytes its output may have; 0: it has none, and no slot is lent for it."""
 
 
 Job = Forward | Backward | Forget | Step | StageCall

@@ -63,6 +63,8 @@ class ComputeBackend(Protocol):
     """
 
     buffers: SlotPool
+    config: WorkerConfig
+    """Read at each start, so a newer one (another stage, a later checkpoint) holds from then on."""
 
     async def start(self) -> dict[str, Any]:
         """Start (or start again after ComputeLost), load the stage, return what the worker says:
@@ -74,7 +76,10 @@ class ComputeBackend(Protocol):
         ...
 
     async def submit(self, job: Job) -> JobResult:
-        """Raises JobFailed (the worker goes on) or ComputeLost (it is gone). Cancelling the caller
+        """Run `job` after all that were submitted before: a call takes its place in the order
+        before it first yields. The slots it reads are held until it ended, however that was.
+
+        Raises JobFailed (the worker goes on) or ComputeLost (it is gone). Cancelling the caller
         does not cancel the job: its result is dropped and its output slot released."""
         ...
 
