@@ -48,9 +48,7 @@ def _declare(check: Check, default: Any) -> Any:
     return field(default=default, metadata=metadata)
 
 
-@dataclass_transform(
-    frozen_default=True, kw_only_default=True, field_specifiers=(_declare, field)
-)
+@dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(_declare, field))
 def message(number: int) -> Callable[[type[_T]], type[_T]]:
     """Make a frozen, slotted, keyword-only dataclass and give it its number."""
 

@@ -1,11 +1,11 @@
 """Every message between peers, in one file per concern. Type numbers are append-only.
 
-    1-19  control    hello, goodbye, run description
-   20-39  gossip     membership and roster
-   40-59  pipeline   micro-batches
-   60-69  ledger     leases and receipts
-   70-89  mixing     exchange between replicas
-   90-109 state      checkpoints and their transfer
+ 1-19  control    hello, goodbye, run description
+20-39  gossip     membership and roster
+40-59  pipeline   micro-batches
+60-69  ledger     leases and receipts
+70-89  mixing     exchange between replicas
+90-109 state      checkpoints and their transfer
 """
 
 from __future__ import annotations
