@@ -31,8 +31,8 @@ class LocalProtocolError(ProtocolError):
 class RemoteProtocolError(ProtocolError):
     """A peer sent something the protocol forbids. The only thing peer bytes may cause.
 
-    `code` is one of the rejection codes: late, not_finite, norm_too_large, wrong_shape, wrong_dtype,
-    wrong_stage, wrong_round, wrong_run, bad_signature, not_the_owner, duplicate, hash_mismatch,
-    too_large, rate_exceeded, malformed, unknown_lease, silent, unreachable, copy_suspected,
-    no_effect, clipped.
+    `code` is one of the rejection codes: late, not_finite, norm_too_large, wrong_shape,
+    wrong_dtype, wrong_stage, wrong_round, wrong_run, wrong_basis, bad_signature, not_the_owner,
+    duplicate, hash_mismatch, too_large, rate_exceeded, malformed, unknown_lease, silent,
+    unreachable, copy_suspected, no_effect, clipped.
     """

@@ -33,12 +33,17 @@ class Forward:
     First stage: no `input`; the worker reads the samples itself. Last stage: computes the loss and,
     if `train`, its own backward at once, so the result's output is the input gradient.
     `train=False`: no graph is kept, the output is what goes to the next stage (none at the last).
+
+    `attempt` is this peer's own number of the passage, never used twice: with the micro-batch it
+    names the graph, also when two callers brought the same micro-batch.
     """
 
     micro_batch: MicroBatchId
     attempt: int
     train: bool
     input: BufferRef | None = None
+    accumulate: bool = True
+    """Last stage only, as in Backward: False returns the input gradient and counts nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +61,7 @@ class Backward:
 
 @dataclass(frozen=True, slots=True)
 class Forget:
-    """Drop the graph of a micro-batch that will have no backward here."""
+    """Drop the graph of a micro-batch that has no backward here. Harmless if there is none."""
 
     micro_batch: MicroBatchId
     attempt: int

@@ -1,15 +1,28 @@
 """The life of a micro-batch between two stages. Owned by pipeline.py.
 
 Payloads (layout in swarmd/compute/tensor_bytes.py): Forward carries token ids and coefficients C,
-Gradient carries G U. Attempts are numbered by the caller; an answer names the attempt it answers.
+Gradient carries G U. Attempts are numbered by the caller, one number for each Forward it ever sends
+(cyclic), so that an answer names exactly one Forward, whatever became of the micro-batch since.
+
+Messages with a payload travel on another plane than those without: a Cancel may overtake the
+Forward it means. That costs the callee one computation in vain and nothing else.
 """
 
 from __future__ import annotations
 
 from swarmd.protocols import limits
 from swarmd.protocols.ids import MicroBatchId
-from swarmd.protocols.schema import Message, flag, message, nested, number, optional, seconds
-from swarmd.protocols.schema import text, uint
+from swarmd.protocols.schema import (
+    Message,
+    flag,
+    message,
+    nested,
+    number,
+    optional,
+    seconds,
+    text,
+    uint,
+)
 
 
 @message(40)
@@ -31,9 +44,13 @@ class Forward(Message):
     """From stage s to s+1, with a payload. The callee answers Gradient, Busy or Refused."""
 
     ref: MicroBatchRef = nested(MicroBatchRef)
+    first_attempt: int = uint(limits.ATTEMPTS_MAX)
+    """The attempt that first carried these very bytes. Asked again with the same bytes, a callee
+    that is still at it goes on; with others, it begins anew."""
     to_stage: int = uint(limits.STAGES_MAX)
     basis_version: int = uint(65_535)
     weight_version: int = uint(limits.STEP_MAX, default=0)
+    """Inner steps behind the caller's weights. For diagnostics and audits."""
     samples: int = uint(1 << 20, low=1)
     tokens: int = uint(1 << 30, low=1)
     deadline_s: float = seconds()
@@ -63,12 +80,14 @@ class Busy(Message):
 
 @message(44)
 class Refused(Message):
-    """It will not be done here. `code` is a rejection code, or draining, expired, compute_failed."""
+    """It will not be done here. `code` is a rejection code, a JobFailure's code, draining or
+    expired; an unknown one is a refusal like any other."""
 
     ref: MicroBatchRef = nested(MicroBatchRef)
     code: str = text()
     text: str = text(limits.TEXT_CHARS_MAX, default="")
     basis_version: int | None = optional(uint(65_535))
+    """With wrong_basis: the callee's."""
 
 
 @message(45)
@@ -76,3 +95,5 @@ class Cancel(Message):
     """The caller wants no answer any more: the callee forgets graph and payload."""
 
     ref: MicroBatchRef = nested(MicroBatchRef)
+    code: str = text(default="")
+    """done_elsewhere (another replica's gradient came first), expired, caller_lost, worker_died."""
