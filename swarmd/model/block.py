@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from swarmd.model.fused import gated
 from swarmd.run_config import InvalidRun, ModelConfig
 
 
@@ -50,10 +51,6 @@ def check_block(spec: BlockSpec, writers: list[str], *, constrained: bool) -> No
         return
     why = "leaves the subspace" if constrained else "is not built"
     raise InvalidRun("model.block", f"{writers[0]}: {what} on a branch's output {why}")
-
-
-def rms_norm(x_BTD: Tensor, gain_D: Tensor, eps: float) -> Tensor:
-    return F.rms_norm(x_BTD, gain_D.shape, gain_D, eps)
 
 
 class RotaryTables:
@@ -110,4 +107,4 @@ def attention(
 
 
 def swiglu(x_BTD: Tensor, gate_DF: Tensor, up_DF: Tensor) -> Tensor:
-    return F.silu(x_BTD @ gate_DF) * (x_BTD @ up_DF)
+    return gated(x_BTD @ gate_DF, x_BTD @ up_DF)

@@ -41,6 +41,8 @@ class Boundary(Protocol):
 
     width: int
     """Elements a token on the wire."""
+    ut_KD: Tensor | None
+    """U^T, or None where the stream itself crosses."""
 
     def base(self, params: dict[str, Tensor], ids_BT: Tensor) -> Tensor | None:
         """What the stage knows of the stream from the token ids alone, (B, T, d)."""
@@ -55,8 +57,10 @@ class Boundary(Protocol):
         ...
 
 
-class DenseBoundary:
+class DenseBoundary(Boundary):
     """The whole stream crosses. For comparison, and for a model cut into one stage."""
+
+    ut_KD = None
 
     def __init__(self, model: ModelConfig) -> None:
         self.width = model.width
@@ -71,14 +75,14 @@ class DenseBoundary:
         return F.embedding(ids_BT, params["embedding.weight"])
 
 
-class SubspaceBoundary:
+class SubspaceBoundary(Boundary):
     """Coefficients in a fixed basis over a fixed table, and over a private one if anchored."""
 
     def __init__(self, table: FixedTable, u_DK: Tensor) -> None:
         self.width = u_DK.shape[1]
         self.table = table
         self.u_DK = u_DK
-        self._ut_KD = u_DK.T.contiguous()
+        self.ut_KD = u_DK.T.contiguous()
 
     def base(self, params: dict[str, Tensor], ids_BT: Tensor) -> Tensor:
         fixed_BTD = self.table.rows(ids_BT)
@@ -91,7 +95,7 @@ class SubspaceBoundary:
 
     def read(self, state_BTK: Tensor, base_BTD: Tensor | None) -> Tensor:
         assert base_BTD is not None
-        return base_BTD + state_BTK @ self._ut_KD
+        return base_BTD + state_BTK @ self.ut_KD
 
     def start(self, params: dict[str, Tensor], ids_BT: Tensor) -> Tensor:
         return F.embedding(ids_BT, params["embedding.e"])
@@ -109,7 +113,7 @@ def build_boundary(
     *,
     device: str | torch.device,
     dtype: torch.dtype,
-) -> DenseBoundary | SubspaceBoundary:
+) -> Boundary:
     """The boundary of a run. The same on every stage."""
     if boundary.kind == "dense":
         return DenseBoundary(model)
@@ -160,4 +164,5 @@ def make_basis(seed: int, width: int, rank: int) -> Tensor:
     """
     gauss_DK = gaussian(derive_key(seed, "U"), (width, rank), 1.0, n=12).to(torch.float64)
     q_DK, r_KK = torch.linalg.qr(gauss_DK)
-    return (q_DK * torch.sign(torch.diagonal(r_KK))).to(torch.float32)
+    signed_DK: Tensor = q_DK * torch.sign(torch.diagonal(r_KK))
+    return signed_DK.to(torch.float32)

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 CHUNK_LOGITS_CPU = 1 << 20
 CHUNK_LOGITS_DEVICE = 1 << 26
@@ -24,7 +25,8 @@ def head_loss(hidden_ND: Tensor, weight_VD: Tensor, targets_N: Tensor) -> Tensor
     """Sum of the cross-entropies of N tokens, nats, a float32 (or float64) scalar."""
     limit = CHUNK_LOGITS_CPU if hidden_ND.device.type == "cpu" else CHUNK_LOGITS_DEVICE
     rows = max(1, limit // weight_VD.shape[0])
-    loss: Tensor = _HeadLoss.apply(hidden_ND, weight_VD, targets_N, rows, torch.is_grad_enabled())
+    graph = torch.is_grad_enabled()
+    loss: Tensor = _HeadLoss.apply(hidden_ND, weight_VD, targets_N, rows, graph)  # type: ignore[no-untyped-call]
     return loss
 
 
@@ -55,6 +57,7 @@ class _HeadLoss(torch.autograd.Function):
         return loss
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         hidden, weight = (None if g is None else g * grad for g in ctx.gradients)
         return hidden, weight, None, None, None

@@ -10,6 +10,8 @@ is the stage's first layer.
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -28,13 +30,13 @@ def start_std(run: RunConfig, name: str, shape: tuple[int, ...]) -> float:
         return boundary.table_std
     if name == "anchor.r":
         # A step on b then moves the table about as far as one on a full table would.
-        return shape[0] ** -0.5
+        return 1 / math.sqrt(shape[0])
     if name in ("embedding.e", "anchor.full", "anchor.b") or len(shape) == 1:
         return 0.0
     if kind in ("o", "down"):
         return WEIGHT_STD
     if kind in ("o_z", "down_z"):
-        return WEIGHT_STD * (model.width / boundary.rank) ** 0.5
+        return WEIGHT_STD * math.sqrt(model.width / boundary.rank)
     return WEIGHT_STD
 
 

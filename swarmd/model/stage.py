@@ -12,7 +12,7 @@ never changes: shapes, T_fixed, U, its layers' range. Nothing in it is trainable
 The residual stream lives in a `state`. A constrained stage's state is the coefficients C: its
 factored writers add to C, and X = base + C U^T is made where a branch reads it. The last stage, and
 every stage with dense boundaries, has the stream X itself as state and dense writers. That one
-difference is `_read`.
+difference is `_normed`.
 
 Shapes: B samples, T tokens, D width d, K what crosses a boundary a token (k, or d if dense), V.
 """
@@ -25,8 +25,9 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from swarmd.model.block import BlockSpec, RotaryTables, attention, check_block, rms_norm, swiglu
+from swarmd.model.block import BlockSpec, RotaryTables, attention, check_block, swiglu
 from swarmd.model.boundary import BASIS_VERSION, build_boundary
+from swarmd.model.fused import normalised_sum
 from swarmd.model.loss import head_loss
 from swarmd.model.parameters import decays, orthogonalises, start_values
 from swarmd.partition import is_constrained, stage_shapes
@@ -83,6 +84,7 @@ class Stage:
         )
         self.input_width = 0 if self.is_first else self.boundary.width
         self.output_width = 0 if self.is_last else self.boundary.width
+        self._ut_KD = self.boundary.ut_KD if self.is_constrained else None
         self._rope = RotaryTables(run.model, device=device, dtype=dtype)
         self._attention_writer = "attention.o_z" if self.is_constrained else "attention.o"
         self._mlp_writer = "mlp.down_z" if self.is_constrained else "mlp.down"
@@ -161,7 +163,7 @@ class Stage:
                 else:
                     state = self._layer(params, layer, state, base_BTD, rope)
         if self.is_last:
-            return rms_norm(state, params["norm.final"], self.run.model.norm_eps)
+            return self._normed(state, None, params["norm.final"])
         return state
 
     def _layer(
@@ -178,17 +180,23 @@ class Stage:
         def weight(name: str) -> Tensor:
             return params[f"layers.{layer}.{name}"]
 
-        x_BTD = rms_norm(self._read(state, base_BTD), weight("attention.norm"), model.norm_eps)
+        x_BTD = self._normed(state, base_BTD, weight("attention.norm"))
         y_BTD = attention(
             x_BTD, weight("attention.q"), weight("attention.k"), weight("attention.v"), rope, model
         )
         state = state + y_BTD @ weight(self._attention_writer)
-        x_BTD = rms_norm(self._read(state, base_BTD), weight("mlp.norm"), model.norm_eps)
+        x_BTD = self._normed(state, base_BTD, weight("mlp.norm"))
         y_BTF = swiglu(x_BTD, weight("mlp.gate"), weight("mlp.up"))
         return state + y_BTF @ weight(self._mlp_writer)
 
-    def _read(self, state: Tensor, base_BTD: Tensor | None) -> Tensor:
-        return self.boundary.read(state, base_BTD) if self.is_constrained else state
+    def _normed(self, state: Tensor, base_BTD: Tensor | None, gain_D: Tensor) -> Tensor:
+        """The stream as a branch sees it: normalised, and before that rebuilt if the state is
+        coefficients."""
+        eps = self.run.model.norm_eps
+        if self._ut_KD is None:
+            return normalised_sum(state, None, None, gain_D, eps)
+        assert base_BTD is not None
+        return normalised_sum(base_BTD, state, self._ut_KD, gain_D, eps)
 
     def _autocast(self) -> AbstractContextManager[object]:
         """bfloat16 products on CUDA, where they are several times as fast; the state, the norms

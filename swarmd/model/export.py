@@ -1,0 +1,69 @@
+"""A stage's weights as an ordinary dense Llama has them, in Hugging Face's names and layout.
+
+Every factored writer is multiplied out, `W = Z U^T`, and the embedding is `T_fixed + E U^T`, so a
+tool that knows nothing of subspaces computes the same logits (algorithms.md 1.12, S10). Products are
+made in float64 and rounded once.
+
+An anchored run is no plain Llama: the stream of a stage after the first starts with its own table
+in place of the one before, X + (A_s - A_{s-1})[ids]. A_0 goes into the embedding; every A_s is also
+given, as `swarmd.anchor.N.weight` (V, d), N the stage's first layer, for a modelling file to use.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from swarmd.model.boundary import SubspaceBoundary
+from swarmd.model.stage import Parameters, Stage
+
+_LAYER_NAMES = {
+    "attention.norm": "input_layernorm",
+    "attention.q": "self_attn.q_proj",
+    "attention.k": "self_attn.k_proj",
+    "attention.v": "self_attn.v_proj",
+    "attention.o": "self_attn.o_proj",
+    "mlp.norm": "post_attention_layernorm",
+    "mlp.gate": "mlp.gate_proj",
+    "mlp.up": "mlp.up_proj",
+    "mlp.down": "mlp.down_proj",
+}
+
+
+@torch.no_grad()
+def dense_state(stage: Stage, params: Parameters) -> dict[str, Tensor]:
+    """Contiguous tensors on the stage's device, in its dtype. Linear weights as (out, in)."""
+    state: dict[str, Tensor] = {}
+    if stage.is_first:
+        state["model.embed_tokens.weight"] = _embedding(stage, params)
+    if (anchor_VD := _anchor(params)) is not None:
+        state[f"swarmd.anchor.{stage.first_layer}.weight"] = anchor_VD
+    for name, value in params.items():
+        if name.startswith("layers."):
+            _, layer, kind = name.split(".", 2)
+            dense = _multiplied_out(stage, value) if kind.endswith("_z") else value.T
+            hf_name = _LAYER_NAMES[kind.removesuffix("_z")]
+            state[f"model.layers.{layer}.{hf_name}.weight"] = value if value.dim() == 1 else dense
+    if stage.is_last:
+        state["model.norm.weight"] = params["norm.final"]
+        state["lm_head.weight"] = params["head.weight"]
+    return {name: value.detach().to(stage.dtype).contiguous() for name, value in state.items()}
+
+
+def _multiplied_out(stage: Stage, z_FK: Tensor) -> Tensor:
+    """(Z U^T)^T = U Z^T, (d, in)."""
+    assert isinstance(stage.boundary, SubspaceBoundary)
+    return stage.boundary.u_DK.double() @ z_FK.double().T
+
+
+def _embedding(stage: Stage, params: Parameters) -> Tensor:
+    """(V, d): all that the first stage makes of a token's id."""
+    every_1V = torch.arange(stage.run.model.vocab_size, device=stage.device)[None]
+    state = stage.boundary.start(params, every_1V)
+    return stage.boundary.read(state, stage.boundary.base(params, every_1V))[0]
+
+
+def _anchor(params: Parameters) -> Tensor | None:
+    if "anchor.b" in params:
+        return params["anchor.b"] @ params["anchor.r"]
+    return params.get("anchor.full")
