@@ -42,7 +42,7 @@ class HomeLock:
 
     def __init__(self, home: Home, lock_descriptor: int, state_descriptor: int) -> None:
         self._home = home
-        self._descriptors = (lock_descriptor, state_descriptor)
+        self._descriptors: tuple[int, ...] = (lock_descriptor, state_descriptor)
 
     def release(self) -> None:
         """The file goes while the lock is still held: nobody can be holding a removed one."""

@@ -1,0 +1,224 @@
+"""The JSON objects of commands that check, measure or produce: doctor, netcheck, bench, local."""
+
+from __future__ import annotations
+
+from dataclasses import field
+from typing import Any, Literal
+
+from swarmd.json_record import Ratio, Record, part, record
+from swarmd.peers_record import LinkPath
+
+# ----------------------------------------------------------------------------------------- checking
+
+
+@part
+class Finding:
+    check: str
+    severity: Literal["ok", "warn", "error"]
+    text: str
+    fix: str | None = None
+    data: dict[str, Any] = field(default_factory=dict)
+
+
+@part
+class Fit:
+    stage_bytes: int | None = None
+    device_bytes: int | None = None
+    micro_batch: int | None = None
+    stages_possible: int | None = None
+
+
+@part
+class Verdict:
+    """What this machine could do."""
+
+    stages: int | None = None
+    tokens_per_s: float | None = None
+    needs_up_bytes_per_s: float | None = None
+    text: str | None = None
+
+
+@record("doctor")
+class Doctor(Record):
+    findings: list[Finding] = field(default_factory=list)
+    supported: bool
+    fit: Fit = field(default_factory=Fit)
+    verdict: Verdict = field(default_factory=Verdict)
+
+
+@part
+class InterfaceAddress:
+    addr: str
+    interface: str | None = None
+    announced: bool
+    reachable: Literal["yes", "no", "unknown"] = "unknown"
+    why: str | None = None
+
+
+@part
+class Neighbour:
+    peer: str
+    stage: int | None = None
+    path: LinkPath | None = None
+    rtt_ms: float | None = None
+    up_bytes_per_s: float | None = None
+    down_bytes_per_s: float | None = None
+
+
+@record("netcheck")
+class Netcheck(Record):
+    addresses: list[InterfaceAddress] = field(default_factory=list)
+    nat: Literal["none", "endpoint_independent", "symmetric", "unknown"] = "unknown"
+    ipv4: bool | None = None
+    ipv6: bool | None = None
+    udp: bool | None = None
+    relays: list[str] = field(default_factory=list)
+    neighbours: list[Neighbour] = field(default_factory=list)
+    verdict: Verdict = field(default_factory=Verdict)
+
+
+# ----------------------------------------------------------------------------------------- results
+
+
+@part
+class ExportedFile:
+    name: str
+    bytes: int
+    hash: str
+
+
+@record("export")
+class Export(Record):
+    dir: str
+    round: int | None = None
+    files: list[ExportedFile] = field(default_factory=list)
+    signers: list[str] = field(default_factory=list)
+    complete: bool
+
+
+@record("eval")
+class Eval(Record):
+    """Loss in nats per token on the held-out part."""
+
+    from_: str
+    round: int | None = None
+    tokens: int
+    loss: float | None
+    perplexity: float | None
+
+
+@part
+class LinkRow:
+    plane: Literal["raw_tcp", "bulk", "libp2p"]
+    message_bytes: int
+    mb_per_s: float | None = None
+    cpu_s_per_gb_sender: float | None = None
+    cpu_s_per_gb_receiver: float | None = None
+    rtt_p50_ms: float | None = None
+    rtt_p99_ms: float | None = None
+
+
+@record("bench_links")
+class BenchLinks(Record):
+    rows: list[LinkRow] = field(default_factory=list)
+
+
+@part
+class MixRow:
+    system: str
+    floats: int
+    case: Literal["healthy", "frozen", "killed"]
+    seconds_per_round: float | None = None
+    processes_per_peer: float | None = None
+    rss_bytes_per_peer: int | None = None
+
+
+@record("bench_mix")
+class BenchMix(Record):
+    rows: list[MixRow] = field(default_factory=list)
+
+
+@part
+class AuditCounts:
+    samples: int | None = None
+    gaps: int | None = None
+    repeats: int | None = None
+
+
+@part
+class LocalEvent:
+    """One `--event`, when it was due and what became of it."""
+
+    event: str
+    at_s: float | None = None
+    outcome: Literal["done", "failed", "not_reached"]
+
+
+@part
+class LocalPeer:
+    name: str
+    id: str | None = None
+    pid: int | None = None
+    stage: int | None = None
+    exit_code: int | None = None
+    planned_exit: bool = False
+    tokens: int | None = None
+    tokens_per_s: float | None = None
+
+
+@record("local")
+class Local(Record):
+    """The last line of `swarmd local`. Losses in nats per token."""
+
+    outcome: Literal[
+        "target_reached", "target_missed", "peer_crashed", "invariant_broken", "timed_out",
+        "interrupted",
+    ]  # fmt: skip
+    failed_conditions: list[str] = field(default_factory=list)
+    exit_code: int
+    seed: int
+    command: str
+    dir: str
+    wall_s: float
+    steps: int | None = None
+    rounds: int | None = None
+    rounds_partial: int | None = None
+    loss_first: float | None = None
+    loss_last: float | None = None
+    loss_target: float | None = None
+    loss_heldout: float | None = None
+    baseline_loss: float | None = None
+    loss_gap_ratio: float | None = None
+    tokens_total: int | None = None
+    tokens_per_s: float | None = None
+    compute_utilisation: Ratio | None = None
+    comm_s_per_round: float | None = None
+    raw_bytes: int | None = None
+    wire_bytes: int | None = None
+    compression_ratio: float | None = None
+    faults: int | None = None
+    recovery_s_max: float | None = None
+    lost_micro_batches: int | None = None
+    audit: AuditCounts = field(default_factory=AuditCounts)
+    events: list[LocalEvent] = field(default_factory=list)
+    peers: list[LocalPeer] = field(default_factory=list)
+
+
+@record("sim")
+class Sim(Record):
+    """The end of a simulation. The same seed gives the same `trace_hash`."""
+
+    outcome: str
+    exit_code: int
+    seed: int
+    command: str
+    trace_hash: str | None = None
+    events: int | None = None
+    virtual_s: float | None = None
+    faults_drawn: list[str] = field(default_factory=list)
+    violations: list[str] = field(default_factory=list)
+    rounds: int | None = None
+    tokens_per_s: float | None = None
+    bytes_per_peer_per_s: float | None = None
+    messages_per_peer_per_s: float | None = None
+    wait_share_by_reason: dict[str, float] = field(default_factory=dict)
