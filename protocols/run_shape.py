@@ -29,6 +29,8 @@ class RunShape:
     """Forward-only ones at the end of each round."""
     width: int
     """d, for what an uncompressed pipeline would send."""
+    samples_total: int = 0
+    """All samples of a run over a fixed number of epochs; 0: the data repeat."""
     peers_min: int = 1
     protocol_min: int = 1
     protocol_max: int = 1
@@ -49,8 +51,24 @@ class RunShape:
         return min(self.inner_steps, self.total_steps - round_number * self.inner_steps)
 
     def micro_batches_of_round(self, round_number: int) -> int:
-        """M_b."""
-        return self.steps_of_round(round_number) * self.micro_batches_per_step
+        """M_b. Fewer in the last round of a run whose data end before its last step does."""
+        full = self.steps_of_round(round_number) * self.micro_batches_per_step
+        if self.samples_total:
+            until_the_end = -(-self.samples_total // self.micro_batch_samples)
+            return max(0, min(full, until_the_end - self.first_micro_batch(round_number)))
+        return full
+
+    def first_micro_batch(self, round_number: int) -> int:
+        """How many micro-batches the rounds before have: the number of index 0 in the whole run."""
+        return round_number * self.inner_steps * self.micro_batches_per_step
+
+    def samples_of(self, micro_batch: MicroBatchId) -> int:
+        """Sequences of a micro-batch that is trained on; only the data's very last may be short."""
+        if not self.samples_total:
+            return self.micro_batch_samples
+        before = self.first_micro_batch(micro_batch.round) + micro_batch.index
+        left = self.samples_total - before * self.micro_batch_samples
+        return max(0, min(self.micro_batch_samples, left))
 
     def step_of(self, micro_batch: MicroBatchId) -> int:
         """The step tag of a micro-batch, counted over the whole run (algorithms 3.1)."""

@@ -162,12 +162,16 @@ class DataConfig:
     """How many held-out sequences are looked at, the same ones every time."""
     epochs: int = 0
     """0: repeat until total_steps."""
+    samples_total: int = 0
+    """How many samples all epochs have together, measured when the run is made; 0 if they repeat.
+    The last micro-batch may be short and those after it do not exist."""
 
     def __post_init__(self) -> None:
         _require(":" in self.source, "run.data", "has the form KIND:WHAT")
         _require(0 < self.held_out_share < 0.5, "data.held_out_share", "is in 0..0.5")
         _require(self.held_out_sequences >= 1, "data.held_out_sequences", "must be at least 1")
         _require(self.epochs >= 0, "run.data_epochs", "must not be negative")
+        _require(self.samples_total >= 0, "data.samples_total", "must not be negative")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -227,6 +231,17 @@ class RunConfig:
             _require(
                 self.boundary.rank < self.model.width, "boundary.rank", "must be below model.width"
             )
+        if self.data.epochs or self.data.samples_total:
+            _require(
+                self.data.epochs > 0 and self.data.samples_total > 0,
+                "data.samples_total",
+                "goes with run.data_epochs, neither without the other",
+            )
+            _require(
+                (self.total_steps - 1) * self.batch_samples < self.data.samples_total,
+                "run.total_steps",
+                "is more than run.data_epochs give samples for",
+            )
         _require(self.peers_min >= 1, "run.peers_min", "must be at least 1")
         _require(1 <= self.protocol_min <= self.protocol_max, "run.protocol", "min is above max")
 
@@ -253,6 +268,11 @@ class RunConfig:
         return self.micro_batch_tokens // self.sequence_tokens
 
     @property
+    def batch_samples(self) -> int:
+        """Sequences in one inner step, over all heads."""
+        return self.batch_tokens // self.sequence_tokens
+
+    @property
     def micro_batches_per_step(self) -> int:
         return self.batch_tokens // self.micro_batch_tokens
 
@@ -268,6 +288,7 @@ class RunConfig:
             micro_batches_per_step=self.micro_batches_per_step,
             micro_batch_samples=self.micro_batch_samples,
             sequence_tokens=self.sequence_tokens,
+            samples_total=self.data.samples_total,
             held_out_micro_batches=held_out,
             width=self.model.width,
             peers_min=self.peers_min,
@@ -287,7 +308,7 @@ class RunConfig:
 
     def micro_batches_of_round(self, round_number: int) -> int:
         """M_b."""
-        return self.steps_of_round(round_number) * self.micro_batches_per_step
+        return self.shape.micro_batches_of_round(round_number)
 
     def step_of(self, round_number: int, index: int) -> int:
         """The step tag of a micro-batch, counted over the whole run (algorithms.md 3.1)."""
