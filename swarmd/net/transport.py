@@ -1,19 +1,24 @@
 """The one interface through which bytes move between peers. Two planes, one shape.
 
-`control` carries small messages on a long-lived libp2p stream per neighbour. `bulk` carries messages
-with a tensor behind them: on a dedicated TLS connection bound to the peer id where it can be had, on
-a libp2p stream otherwise. Above this line nobody can tell which, except by asking `statistics()`.
+`control` carries small messages on a long-lived libp2p stream per neighbour. `bulk` carries
+messages with a tensor behind them: on a dedicated TLS connection bound to the peer id where it can
+be had, on a libp2p stream otherwise. Above this line nobody can tell which, except by asking
+`statistics()`.
 
 Implementations: memory.py (twin for tests), swarm_transport.py (real). One contract suite runs
-against both (tests/unit/transport_contract.py).
+against both (tests/transport_contract.py).
 
 The rules a user of this interface may rely on:
   * every message body is a frame: whole or not at all, in order per peer, plane and priority;
-  * `send` never blocks; a full queue is Backpressure, and nothing was queued;
-  * a payload is read from its view until `on_sent` was called, exactly once, sent or not;
-  * what arrives with a payload is written straight into a view from `allocate`; if that gives None
+  * `send` never blocks; a full queue is Backpressure, and nothing was queued. Each priority has a
+    queue of its own, so state that waits never turns an activation away;
+  * a payload is read from its view until `on_sent` was called, exactly once, sent or not. With a
+    payload, "sent" means that the peer has it whole; without one, that the socket took it;
+  * what arrives with a payload is written straight into a slot from `acquire`; if that gives None
     the bytes are read and dropped, and the arrival says so (`refused`);
-  * a link counts as up only once the other side's first frame came; the end of a link is told once.
+  * a link counts as up only once the other side's first frame came; the end of a link is told once;
+  * a message counts as taken when `next_event` returned it: a reader that does not read stops its
+    senders, and only them.
 """
 
 from __future__ import annotations
@@ -75,7 +80,7 @@ class PayloadStore(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class LinkStatistics:
-    """One neighbour, both planes. Bytes are counted at the sockets, repeats and framing included."""
+    """One neighbour, both planes. Bytes are counted at the sockets, framing included."""
 
     peer: PeerId
     path: str
@@ -128,7 +133,7 @@ class Transport(Protocol):
         payload: BufferRef | None = None,
         on_sent: Callable[[bool], None] | None = None,
     ) -> None:
-        """Queue a frame. Raises LinkClosed (no link) or Backpressure; then on_sent is not called."""
+        """Queue a frame. Raises LinkClosed or Backpressure; on_sent is not called then."""
         ...
 
     def drop(self, peer: PeerId, reason: str, *, deny_s: float = 0.0) -> None:

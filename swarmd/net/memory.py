@@ -1,0 +1,433 @@
+"""An in-memory twin of the real transport: several peers in one process, on virtual time.
+
+    network = MemoryNetwork(latency_s=0.02, bandwidth_bytes_per_s=12.5e6)
+    a = network.transport(PeerId("a"), store_a)
+    ...
+    async with trio.open_nursery() as nursery:
+        await nursery.start(a.run); await nursery.start(b.run)
+        a.dial(b.peer_id, b.addresses())
+
+Only the underlay is made of memory. Links, lanes, credits, heartbeats, resumption are the real
+code, so what works here fails on a real network for a network's reasons only. With trio's
+MockClock(autojump_threshold=0) an hour of it passes as fast as the events in it.
+
+Faults, all between named peers: `cut` (silence; both ways or one), `heal`, `break_links` (reset),
+`block_bulk` (no dedicated bulk connection), `freeze`/`thaw` (a stopped process), `stop` (a killed
+one). Nothing is random: the same calls give the same bytes at the same virtual times.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from collections.abc import Sequence
+from typing import Any
+
+import trio
+
+from swarmd.net.link import LinkLimits
+from swarmd.net.link_transport import LinkTransport
+from swarmd.net.pump import Wakeup
+from swarmd.net.transport import PayloadStore
+from swarmd.net.underlay import (
+    Acceptor,
+    Buffer,
+    Carrier,
+    CarrierEnded,
+    Channel,
+    DialFailed,
+    Tally,
+)
+from swarmd.protocols.ids import PeerId
+from swarmd.protocols.jobs import BufferRef
+
+FRAME_BYTES = 64 << 10
+STALL_S = 10.0
+IN_FLIGHT_BYTES_MAX = 4 << 20
+"""What a direction holds that was sent and not read: the socket buffers of the real thing."""
+
+
+class MemoryNetwork:
+    """The wires between peers of one process."""
+
+    def __init__(
+        self,
+        *,
+        latency_s: float = 0.0,
+        bandwidth_bytes_per_s: float = float("inf"),
+        limits: LinkLimits | None = None,
+        seed: int = 0,
+    ) -> None:
+        self._latency_s = latency_s
+        self._bandwidth_bytes_per_s = bandwidth_bytes_per_s
+        self._limits = limits or LinkLimits()
+        self._rng = random.Random(seed)
+        self._paths: dict[tuple[PeerId, PeerId], tuple[float, float]] = {}
+        self._silent: set[tuple[PeerId, PeerId]] = set()
+        self._no_bulk: set[tuple[PeerId, PeerId]] = set()
+        self._frozen: set[PeerId] = set()
+        self._underlays: dict[PeerId, MemoryUnderlay] = {}
+        self._pipes: set[_Pipe] = set()
+        self.changed = Wakeup()
+
+    def transport(
+        self, peer: PeerId, store: PayloadStore, *, limits: LinkLimits | None = None
+    ) -> LinkTransport:
+        """A peer on this network. Calling it again for the same peer is a restart."""
+        underlay = MemoryUnderlay(self, peer)
+        rng = random.Random(self._rng.getrandbits(64))
+        return LinkTransport(underlay, store, limits=limits or self._limits, rng=rng)
+
+    # --------------------------------------------------------------------------------------- faults
+
+    def set_path(
+        self,
+        a: PeerId,
+        b: PeerId,
+        *,
+        latency_s: float,
+        bandwidth_bytes_per_s: float = float("inf"),
+        both_ways: bool = True,
+    ) -> None:
+        """From now on, for what is sent from now on."""
+        self._paths[a, b] = (latency_s, bandwidth_bytes_per_s)
+        if both_ways:
+            self._paths[b, a] = (latency_s, bandwidth_bytes_per_s)
+
+    def cut(self, a: PeerId, b: PeerId, *, both_ways: bool = True) -> None:
+        """Lose silently what goes from `a` to `b`. Nobody is told."""
+        self._silent.add((a, b))
+        if both_ways:
+            self._silent.add((b, a))
+        self.changed.set()
+
+    def heal(self, a: PeerId, b: PeerId) -> None:
+        """Undo `cut`. What was under way comes through, as repeated by TCP."""
+        self._silent -= {(a, b), (b, a)}
+        self.changed.set()
+
+    def block_bulk(self, a: PeerId, b: PeerId) -> None:
+        """No dedicated bulk connection between the two any more; those that stand are reset."""
+        self._no_bulk |= {(a, b), (b, a)}
+        self._reset(lambda pipe: pipe.is_bulk and {pipe.source, pipe.target} == {a, b})
+
+    def break_links(self, a: PeerId, b: PeerId) -> None:
+        """Reset every connection between the two; both notice at once."""
+        self._reset(lambda pipe: {pipe.source, pipe.target} == {a, b})
+
+    def freeze(self, peer: PeerId) -> None:
+        """The peer's process is stopped: it neither sends nor reads, its sockets stay open."""
+        self._frozen.add(peer)
+        self.changed.set()
+
+    def thaw(self, peer: PeerId) -> None:
+        self._frozen.discard(peer)
+        self.changed.set()
+
+    def stop(self, peer: PeerId) -> None:
+        """The peer's process is gone: nobody listens, its connections are reset."""
+        self._underlays.pop(peer, None)
+        self._reset(lambda pipe: peer in (pipe.source, pipe.target))
+
+    def _reset(self, which: Any) -> None:
+        for pipe in [pipe for pipe in self._pipes if which(pipe)]:
+            pipe.end()
+
+    # ----------------------------------------------------------------------------- for the underlay
+
+    def register(self, underlay: MemoryUnderlay) -> None:
+        self._underlays[underlay.peer_id] = underlay
+
+    def unregister(self, underlay: MemoryUnderlay) -> None:
+        if self._underlays.get(underlay.peer_id) is underlay:
+            del self._underlays[underlay.peer_id]
+            self.stop(underlay.peer_id)
+
+    def at(self, address: str) -> MemoryUnderlay | None:
+        return self._underlays.get(PeerId(address.rpartition("/")[2]))
+
+    def bulk_is_blocked(self, a: PeerId, b: PeerId) -> bool:
+        return (a, b) in self._no_bulk
+
+    def is_silent(self, source: PeerId, target: PeerId) -> bool:
+        return (source, target) in self._silent or bool({source, target} & self._frozen)
+
+    def path(self, source: PeerId, target: PeerId) -> tuple[float, float]:
+        return self._paths.get((source, target), (self._latency_s, self._bandwidth_bytes_per_s))
+
+    def connect(
+        self, a: PeerId, b: PeerId, *, is_bulk: bool
+    ) -> tuple[MemoryCarrier, MemoryCarrier]:
+        there, back = _Pipe(self, a, b, is_bulk), _Pipe(self, b, a, is_bulk)
+        self._pipes |= {there, back}
+        return MemoryCarrier(there, back, is_bulk), MemoryCarrier(back, there, is_bulk)
+
+    def forget(self, pipe: _Pipe) -> None:
+        self._pipes.discard(pipe)
+
+
+class HeapStore:
+    """A PayloadStore in ordinary memory, for tests and measurements.
+
+    `held` counts slots that somebody still owns: a test that ends with any has found a leak.
+    """
+
+    def __init__(self, bytes_max: int = 1 << 30) -> None:
+        self._bytes_max = bytes_max
+        self._slots: dict[int, tuple[bytearray, int]] = {}
+        self._next_slot = 0
+        self._used_bytes = 0
+
+    @property
+    def held(self) -> int:
+        return len(self._slots)
+
+    def put(self, data: Buffer) -> BufferRef:
+        """A new slot with these bytes. Raises MemoryError beyond the store's size."""
+        ref = self.acquire(len(data))
+        if ref is None:
+            raise MemoryError(f"{len(data)} bytes")
+        self.view(ref)[:] = data
+        return ref
+
+    def acquire(self, size_bytes: int) -> BufferRef | None:
+        if self._used_bytes + size_bytes > self._bytes_max:
+            return None
+        self._next_slot += 1
+        self._used_bytes += size_bytes
+        self._slots[self._next_slot] = (bytearray(size_bytes), 1)
+        return BufferRef(self._next_slot, 0, size_bytes)
+
+    def view(self, ref: BufferRef) -> memoryview:
+        return memoryview(self._slots[ref.slot][0])
+
+    def retain(self, ref: BufferRef) -> None:
+        data, owners = self._slots[ref.slot]
+        self._slots[ref.slot] = (data, owners + 1)
+
+    def release(self, ref: BufferRef) -> None:
+        data, owners = self._slots.pop(ref.slot)
+        if owners > 1:
+            self._slots[ref.slot] = (data, owners - 1)
+        else:
+            self._used_bytes -= len(data)
+
+
+class _Pipe:
+    """One direction of a connection: rate, then delay, then the reader."""
+
+    def __init__(
+        self, network: MemoryNetwork, source: PeerId, target: PeerId, is_bulk: bool
+    ) -> None:
+        self.source, self.target, self.is_bulk = source, target, is_bulk
+        self.ended = self.abandoned = False
+        self._network = network
+        self._held: deque[tuple[float, memoryview]] = deque()
+        self._held_bytes = 0
+        self._free_s = 0.0
+        self._last_due_s = 0.0
+        self._news = Wakeup()
+
+    async def put(self, data: bytes) -> None:
+        latency_s, rate = self._network.path(self.source, self.target)
+        self._free_s = max(self._free_s, trio.current_time()) + len(data) / rate
+        await trio.sleep_until(self._free_s)
+        while True:
+            if self.ended or (self.abandoned and not self._is_silent()):
+                raise CarrierEnded("lost")
+            frozen = self._network.is_silent(self.source, self.source)
+            if self._held_bytes <= IN_FLIGHT_BYTES_MAX and not frozen:
+                break
+            await self._wait()
+        self._last_due_s = max(self._last_due_s, self._free_s + latency_s)
+        self._held.append((self._last_due_s, memoryview(data)))
+        self._held_bytes += len(data)
+        self._news.set()
+
+    async def get_into(self, view: memoryview) -> None:
+        at = 0
+        while at < len(view):
+            due_s = await self._wait_for_data()
+            if due_s > trio.current_time():
+                await trio.sleep_until(due_s)
+                continue
+            _, data = self._held[0]
+            size = min(len(view) - at, len(data))
+            view[at : at + size] = data[:size]
+            at += size
+            self._held_bytes -= size
+            if size == len(data):
+                self._held.popleft()
+            else:
+                self._held[0] = (due_s, data[size:])
+            self._news.set()
+        await trio.lowlevel.checkpoint()
+
+    async def _wait_for_data(self) -> float:
+        """When the first bytes are due. An end travels like data: through no cut."""
+        while True:
+            if self.abandoned:
+                raise CarrierEnded("dropped")
+            if not self._is_silent():
+                if self._held:
+                    return self._held[0][0]
+                if self.ended:
+                    raise CarrierEnded("lost")
+            await self._wait()
+
+    def _is_silent(self) -> bool:
+        return self._network.is_silent(self.source, self.target)
+
+    async def _wait(self) -> None:
+        """For anything on this pipe, or anywhere on the network."""
+        async with trio.open_nursery() as nursery:
+
+            async def first(wakeup: Wakeup) -> None:
+                await wakeup.wait()
+                nursery.cancel_scope.cancel()
+
+            nursery.start_soon(first, self._news)
+            nursery.start_soon(first, self._network.changed)
+
+    def end(self) -> None:
+        """The writer closed: the reader gets what was sent before, then the end."""
+        self.ended = True
+        self._network.forget(self)
+        self._news.set()
+
+    def abandon(self) -> None:
+        """The reader closed: nothing more is read."""
+        self.abandoned = True
+        self._network.forget(self)
+        self._news.set()
+
+
+class MemoryCarrier:
+    """Two pipes. The fallback stream of the real thing is one, too: `kind` tells them apart."""
+
+    def __init__(self, out: _Pipe, back: _Pipe, is_bulk: bool, kind: str = "memory") -> None:
+        self.kind = kind
+        self.frame_bytes = FRAME_BYTES
+        self.tally = Tally()
+        self._out, self._back = out, back
+        self._closed_here = False
+
+    async def send(self, parts: Sequence[Buffer]) -> None:
+        await trio.lowlevel.checkpoint()
+        if self._closed_here:
+            raise CarrierEnded("dropped")
+        data = b"".join(parts)
+        with trio.move_on_after(STALL_S, shield=True) as scope:
+            await self._out.put(data)
+        if scope.cancelled_caught:
+            self.close_now()
+            raise CarrierEnded("stalled", f"a frame did not leave within {STALL_S:.0f} s")
+        self.tally.sent += len(data)
+
+    async def receive_into(self, view: memoryview) -> None:
+        if self._closed_here:
+            raise CarrierEnded("dropped")
+        await self._back.get_into(view)
+        self.tally.received += len(view)
+
+    def close_now(self) -> None:
+        self._closed_here = True
+        self._out.end()
+        self._back.abandon()
+
+
+class MemoryChannel:
+    """A connection with its control carrier."""
+
+    path = "direct"
+
+    def __init__(
+        self, network: MemoryNetwork, ours: PeerId, peer: PeerId, carrier: Carrier
+    ) -> None:
+        self.peer = peer
+        self.carrier = carrier
+        self.remote = ""
+        self._network, self._ours = network, ours
+        self._streams: list[Carrier] = []
+
+    async def open_bulk(self) -> Carrier:
+        other = self._network.at(self.peer)
+        if other is None:
+            raise CarrierEnded("lost")
+        near, far = self._network.connect(self._ours, self.peer, is_bulk=False)
+        near.kind = far.kind = "stream"
+        self._streams.append(near)
+        other.accept_bulk(self._ours, far)
+        return near
+
+    def close_now(self) -> None:
+        self.carrier.close_now()
+        for stream in self._streams:
+            stream.close_now()
+
+
+class MemoryUnderlay:
+    """See underlay.Underlay."""
+
+    def __init__(self, network: MemoryNetwork, peer: PeerId) -> None:
+        self.peer_id = peer
+        self._network = network
+        self._acceptor: Acceptor | None = None
+        self._nursery: trio.Nursery | None = None
+
+    def addresses(self) -> Sequence[str]:
+        return [f"/memory/{self.peer_id}"]
+
+    def bulk_addresses(self) -> Sequence[str]:
+        return [f"/memory-bulk/{self.peer_id}"]
+
+    def count(self) -> dict[str, int]:
+        return {}
+
+    async def run(self, acceptor: Acceptor, *, task_status: Any = trio.TASK_STATUS_IGNORED) -> None:
+        async with trio.open_nursery() as nursery:
+            self._acceptor, self._nursery = acceptor, nursery
+            self._network.register(self)
+            task_status.started()
+            try:
+                await trio.sleep_forever()
+            finally:
+                self._network.unregister(self)
+
+    async def dial(self, peer: PeerId, address: str) -> Channel:
+        other = await self._reach(peer, address)
+        near, far = self._network.connect(self.peer_id, peer, is_bulk=False)
+        other.accept_control(MemoryChannel(self._network, peer, self.peer_id, far))
+        return MemoryChannel(self._network, self.peer_id, peer, near)
+
+    async def dial_bulk(self, peer: PeerId, address: str) -> Carrier:
+        if self._network.bulk_is_blocked(self.peer_id, peer):
+            raise DialFailed("refused")
+        other = await self._reach(peer, address)
+        near, far = self._network.connect(self.peer_id, peer, is_bulk=True)
+        other.accept_bulk(self.peer_id, far)
+        return near
+
+    async def _reach(self, peer: PeerId, address: str) -> MemoryUnderlay:
+        """One round trip to whoever is at `address`."""
+        target = PeerId(address.rpartition("/")[2])
+        latency_s, _ = self._network.path(self.peer_id, target)
+        await trio.sleep(2 * latency_s)
+        while self._network.is_silent(self.peer_id, target) or self._network.is_silent(
+            target, self.peer_id
+        ):
+            await self._network.changed.wait()
+        other = self._network.at(address)
+        if other is None:
+            raise DialFailed("refused")
+        if other.peer_id != peer:
+            raise DialFailed("wrong_peer_id", f"found {other.peer_id}")
+        return other
+
+    def accept_control(self, channel: Channel) -> None:
+        if self._nursery is not None and self._acceptor is not None:
+            self._nursery.start_soon(self._acceptor.control_opened, channel)
+
+    def accept_bulk(self, peer: PeerId, carrier: Carrier) -> None:
+        if self._nursery is not None and self._acceptor is not None:
+            self._nursery.start_soon(self._acceptor.bulk_opened, peer, carrier)
