@@ -11,8 +11,8 @@ Weights are stored as (in, out), `y = x W`; tables and the head hold one row a t
 
 from __future__ import annotations
 
+import itertools
 import math
-from functools import cache
 
 from swarmd.run_config import BoundaryConfig, InvalidRun, ModelConfig, RunConfig
 
@@ -118,56 +118,35 @@ def balance_layers(
 ) -> tuple[Range, ...]:
     """Contiguous layer ranges, first and last inclusive, whose slowest stage is as fast as can be.
 
-    Cost is counted arithmetic (as flops_per_token) and, between equals, parameters. Among the cuts
-    with the smallest maximum the most even one is taken (least sum of squares), so a stage that
-    dominates, as the one with the head of a large vocabulary may, does not excuse the others.
+    Cost is counted arithmetic, as flops_per_token has it. All stages but the last cost the same for
+    the same number of layers, so only the last one's number is searched; the rest is spread evenly,
+    and of two such stages the one nearer the start, with the embedding's parameters, has no more
+    layers. Between equal maxima the least sum of squares wins, so a last stage that dominates, as
+    it may under the head of a large vocabulary, does not excuse the others.
+
     Raises InvalidRun if a stage would be left without a layer.
     """
     if not 1 <= stages <= model.layers:
         raise InvalidRun(
-            "run.stages", f"{stages} stages need 1 to {model.layers} layers, one a stage at least"
+            "run.stages", f"must be 1 to {model.layers}, the number of layers, not {stages}"
         )
 
-    @cache
-    def cost(stage: int, layer_count: int) -> tuple[int, int]:
-        shapes = cut_shapes(
-            model,
-            boundary,
-            (0, layer_count - 1),
-            is_first=stage == 0,
-            is_last=stage == stages - 1,
-        )
-        return _flops(shapes, model, boundary, sequence_tokens), _count(shapes)
+    def cost(layer_count: int, *, is_last: bool) -> int:
+        layers = (0, layer_count - 1)
+        shapes = cut_shapes(model, boundary, layers, is_first=False, is_last=is_last)
+        return _flops(shapes, model, boundary, sequence_tokens)
 
-    # peak[n]: the least maximum when the stages so far hold the first n layers.
-    peak = {0: 0}
-    for stage in range(stages):
-        peak = {
-            n: min(max(peak[m], cost(stage, n - m)[0]) for m in peak if m < n)
-            for n in range(stage + 1, model.layers - stages + stage + 2)
-        }
-    allowed = peak[model.layers]
+    def counts(last_count: int) -> list[int]:
+        if stages == 1:
+            return [last_count]
+        even, more = divmod(model.layers - last_count, stages - 1)
+        return [even] * (stages - 1 - more) + [even + 1] * more + [last_count]
 
-    # plan[n]: of the cuts within that maximum, (squares of flops, squares of parameters, counts).
-    plan: dict[int, tuple[int, int, tuple[int, ...]]] = {0: (0, 0, ())}
-    for stage in range(stages):
-        wider: dict[int, tuple[int, int, tuple[int, ...]]] = {}
-        for before, (flops_2, parameters_2, counts) in plan.items():
-            for count in range(1, model.layers - before + 1):
-                flops, parameters = cost(stage, count)
-                if flops > allowed:
-                    break
-                candidate = (
-                    flops_2 + flops * flops,
-                    parameters_2 + parameters * parameters,
-                    (*counts, count),
-                )
-                here = before + count
-                if here not in wider or candidate < wider[here]:
-                    wider[here] = candidate
-        plan = wider
-    ranges: list[Range] = []
-    for count in plan[model.layers][2]:
-        first = ranges[-1][1] + 1 if ranges else 0
-        ranges.append((first, first + count - 1))
-    return tuple(ranges)
+    def badness(last_count: int) -> tuple[int, int]:
+        *others, _ = counts(last_count)
+        costs = [cost(count, is_last=False) for count in others] + [cost(last_count, is_last=True)]
+        return max(costs), sum(one * one for one in costs)
+
+    choices = range(1, model.layers - stages + 2) if stages > 1 else (model.layers,)
+    starts = itertools.accumulate(counts(min(choices, key=badness)), initial=0)
+    return tuple((first, after - 1) for first, after in itertools.pairwise(starts))

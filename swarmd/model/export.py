@@ -1,7 +1,7 @@
 """A stage's weights as an ordinary dense Llama has them, in Hugging Face's names and layout.
 
-Every factored writer is multiplied out, `W = Z U^T`, and the embedding is `T_fixed + E U^T`, so a
-tool that knows nothing of subspaces computes the same logits (algorithms.md 1.12, S10). Products are
+Every factored writer is multiplied out, `W = Z U^T`; the embedding is `T_fixed + E U^T`. So a tool
+that knows nothing of subspaces computes the same logits (algorithms.md 1.12, S10). Products are
 made in float64 and rounded once.
 
 An anchored run is no plain Llama: the stream of a stage after the first starts with its own table

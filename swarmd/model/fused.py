@@ -73,7 +73,8 @@ class _NormalisedSum(torch.autograd.Function):
         mean_square = torch.linalg.vector_norm(x, dim=-1, keepdim=True).square_().div_(x.shape[-1])
         scale = mean_square.add_(eps).rsqrt_()
         ctx.save_for_backward(base, c, ut, gain, scale)
-        return (x * scale).mul_(gain)
+        normed: Tensor = (x * scale).mul_(gain)
+        return normed
 
     @staticmethod
     @once_differentiable
