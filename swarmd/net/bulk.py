@@ -136,6 +136,9 @@ class BulkWays:
         failed_s = self._dedicated_failed_s
         if failed_s is not None and now_s - failed_s < self._limits.bulk_retry_s:
             return None
+        if not self.addresses and not self._underlay.bulk_addresses():
+            self.reason = "neither side has a bulk port"
+            return None
         with trio.move_on_after(DEDICATED_S):
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._dial_dedicated)

@@ -1,0 +1,536 @@
+"""The only file that knows libp2p. It holds a guard for every trap we know of.
+
+What is used: identity, noise, yamux, multistream, on our own TCP sockets (sockets.py). What is not,
+and why:
+  * `new_host` defaults: they accept plaintext; here noise and yamux are given explicitly.
+  * `host.connect`: it dials one address per transport, the oldest first, bans a peer for 60 s after
+    one failure, takes 250 ms on loopback, and hangs on a silent listener. We connect one address at
+    a time and hand the socket to the library's upgrade.
+  * its TCP listener: it sets SO_REUSEPORT (two daemons would share a port), and it counts an
+    inbound connection until the host stops (after `max_connections` of them it is deaf). Ours
+    cancels the library's handler when the socket closes.
+  * its auto-connector (dials by itself) and its identify on connect (a stream per connection).
+  * waiting for the library to end a connection: only closing the socket gets rid of a frozen peer.
+
+Rules: assume that any library call may hang and that any library task may raise. An exception that
+leaves a stream handler or a notifee would end the process, so none does.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+
+import multiaddr
+import trio
+from libp2p import new_host
+from libp2p.abc import IListener, INetConn, INetStream, INotifee, IRawConnection, ITransport
+from libp2p.crypto.ed25519 import create_new_key_pair
+from libp2p.crypto.x25519 import create_new_key_pair as new_x25519_key_pair
+from libp2p.custom_types import THandler, TProtocol
+from libp2p.io.abc import ReadWriteCloser
+from libp2p.io.exceptions import ConnectionClosedError
+from libp2p.network.config import ConnectionConfig
+from libp2p.network.connection.raw_connection import RawConnection
+from libp2p.peer.id import ID
+from libp2p.protocol_muxer.multiselect_communicator import MultiselectCommunicator
+from libp2p.rcmgr import ResourceLimits, new_resource_manager
+from libp2p.security.noise.exceptions import PeerIDMismatchesPubkey
+from libp2p.security.noise.transport import PROTOCOL_ID as NOISE_ID
+from libp2p.security.noise.transport import Transport as NoiseTransport
+from libp2p.stream_muxer.yamux.yamux import PROTOCOL_ID as YAMUX_ID
+from libp2p.stream_muxer.yamux.yamux import Yamux
+
+from swarmd.net.addresses import Address, parse_address
+from swarmd.net.sockets import RawStream, connect
+from swarmd.net.underlay import Buffer, CarrierEnded, DialFailed, Tally
+from swarmd.protocols.ids import PeerId
+
+log = logging.getLogger("swarmd.net")
+
+CONTROL = TProtocol("/swarmd/control/1")
+BULK = TProtocol("/swarmd/bulk/1")
+
+WRITE_BYTES = 32 << 10
+"""A larger write may arrive in more than 101 pieces, at which the library gives the connection up;
+and a write is the unit of cancellation."""
+STALL_S = 10.0
+STREAM_S = 5.0
+UPGRADE_S = 5.0
+CLAIM_S = 10.0
+"""From an upgraded connection to its first stream of ours."""
+STREAMS_MAX = 64
+"""Open streams of one connection. We use two; the library hangs for good at 256."""
+UNREAD_BYTES_MAX = 24 << 20
+"""Of one connection. The library's window is at most 16 MiB a stream, but it enforces none."""
+HALF_OPEN_MAX = 64
+
+StreamHandler = Callable[["Libp2pConnection", "StreamCarrier"], Awaitable[None]]
+
+
+# ----------------------------------------------------------------------------------------- identity
+
+
+def key_pair_of(seed: bytes) -> Any:
+    """The libp2p key pair of a 32-byte ed25519 seed."""
+    return create_new_key_pair(seed)
+
+
+def peer_id_of_seed(seed: bytes) -> PeerId:
+    return PeerId(str(ID.from_pubkey(key_pair_of(seed).public_key)))
+
+
+def silence_libp2p() -> None:
+    """The library logs to its own loggers and, without asking, to the root one."""
+    logging.getLogger("libp2p").setLevel(logging.CRITICAL + 1)
+    root = logging.getLogger()
+    if not any(isinstance(f, _NotLibp2p) for f in root.filters):
+        root.addFilter(_NotLibp2p())
+    if not root.handlers:
+        # Else its first call of logging.debug() would install a handler on standard error.
+        root.addHandler(logging.NullHandler())
+
+
+class _NotLibp2p(logging.Filter):
+    def filter(self, record: logging.LogRecord) -> bool:
+        return "/libp2p/" not in record.pathname
+
+
+# ------------------------------------------------------------------------------- sockets for libp2p
+
+
+class _TcpStream(ReadWriteCloser):
+    """A RawStream as the library wants it."""
+
+    def __init__(self, raw: RawStream) -> None:
+        self.raw = raw
+        self._remote = raw.remote
+        self._write_lock = trio.Lock()
+        self._read_lock = trio.Lock()
+
+    async def write(self, data: bytes) -> None:
+        async with self._write_lock:
+            try:
+                await self.raw.send_all(data)
+            except CarrierEnded as ended:
+                raise ConnectionClosedError(str(ended), transport="tcp") from ended
+
+    async def read(self, n: int | None = None) -> bytes:
+        if n == 0:
+            return b""
+        async with self._read_lock:
+            try:
+                return bytes(await self.raw.receive_some(n or 65536))
+            except CarrierEnded as ended:
+                if self.raw.closed or ended.text == "end of stream":
+                    return b""
+                raise ConnectionClosedError(str(ended), transport="tcp") from ended
+
+    async def close(self) -> None:
+        self.raw.close_now()
+
+    def get_remote_address(self) -> tuple[str, int] | None:
+        return self._remote
+
+
+class _Listener(IListener):
+    """Only keeps the library's handler: the sockets are bound before the host exists."""
+
+    def __init__(self, handler: THandler, address: multiaddr.Multiaddr | None = None) -> None:
+        self.handler = handler
+        self._address = address
+
+    async def listen(self, maddr: multiaddr.Multiaddr) -> None:
+        self._address = maddr
+
+    def get_addrs(self) -> tuple[multiaddr.Multiaddr, ...]:
+        return (self._address,) if self._address is not None else ()
+
+    async def close(self) -> None:
+        self._address = None
+
+
+class _Tcp(ITransport):
+    def __init__(self) -> None:
+        self.listener: _Listener | None = None
+
+    async def dial(self, maddr: multiaddr.Multiaddr) -> IRawConnection:
+        raise ConnectionError("addresses are dialled by Libp2pHost.dial only")
+
+    def create_listener(self, handler_function: THandler) -> IListener:
+        self.listener = _Listener(handler_function)
+        return self.listener
+
+    def can_dial(self, maddr: multiaddr.Multiaddr) -> bool:
+        return False
+
+    def can_listen(self, maddr: multiaddr.Multiaddr) -> bool:
+        return True
+
+    def protocols(self) -> list[str]:
+        return ["tcp"]
+
+
+def _raw_of(node: Any) -> RawStream:
+    """The socket below a connection or stream of the library."""
+    node = node.muxed_conn
+    for name in ("secured_conn", "conn", "read_writer", "read_write_closer", "stream"):
+        node = getattr(node, name)
+    assert isinstance(node, _TcpStream)
+    return node.raw
+
+
+# ------------------------------------------------------------------------------------------ streams
+
+
+class StreamCarrier:
+    """A libp2p stream as a carrier. Slow and hungry: 57-94 MB/s at 9-11 CPU s/GB were measured."""
+
+    kind = "stream"
+    frame_bytes = WRITE_BYTES
+
+    def __init__(self, stream: INetStream, raw: RawStream, *, owns_socket: bool) -> None:
+        self._stream = stream
+        self._raw = raw
+        self._owns_socket = owns_socket
+        self._held = bytearray()
+        self._closed = False
+        self.tally = raw.tally if owns_socket else Tally()
+        """The connection's bytes are counted once: with the control stream."""
+
+    async def send(self, parts: Sequence[Buffer]) -> None:
+        # Taking cancellation here, and nowhere below, keeps half a record off the wire.
+        await trio.lowlevel.checkpoint()
+        data = b"".join(parts)
+        for at in range(0, len(data), WRITE_BYTES):
+            if self._closed or self._raw.closed:
+                raise CarrierEnded("dropped")
+            failure = None
+            with trio.move_on_after(STALL_S, shield=True) as scope:
+                try:
+                    await self._stream.write(data[at : at + WRITE_BYTES])
+                except Exception as error:
+                    failure = CarrierEnded("dropped" if self._raw.closed else "lost", repr(error))
+            if failure is not None:
+                raise failure
+            if scope.cancelled_caught:  # no await between here and the raise
+                self._raw.close_now()
+                raise CarrierEnded("stalled", f"nothing was taken for {STALL_S:.0f} s")
+
+    async def receive_into(self, view: memoryview) -> None:
+        while len(self._held) < len(view):
+            try:
+                # Large reads: the library sends a window update for each.
+                data = await self._stream.read(65_536)
+            except Exception as error:
+                raise CarrierEnded(
+                    "dropped" if self._closed or self._raw.closed else "lost", repr(error)
+                ) from None
+            if not data:
+                raise CarrierEnded("lost", "end of stream")
+            self._held += data
+        view[:] = self._held[: len(view)]
+        del self._held[: len(view)]
+
+    def close_now(self) -> None:
+        self._closed = True
+        if self._owns_socket:
+            self._raw.close_now()
+        else:
+            _forget_stream(self._stream)
+
+
+def _forget_stream(stream: INetStream) -> None:
+    """End a stream without ending its connection. A reset may hang, so it gets a task and 2 s."""
+
+    async def reset() -> None:
+        with trio.move_on_after(2.0):
+            try:
+                await stream.reset()
+            except Exception as error:
+                log.debug("stream_reset_failed error=%r", error)
+
+    trio.lowlevel.spawn_system_task(reset)
+
+
+class Libp2pConnection:
+    """An upgraded connection to one peer."""
+
+    path = "direct"
+
+    def __init__(self, host: Libp2pHost, peer: PeerId, raw: RawStream, conn: INetConn) -> None:
+        self.peer = peer
+        self.raw = raw
+        self._host = host
+        self._conn = conn
+
+    @property
+    def remote(self) -> str:
+        remote = self.raw.remote
+        return f"{remote[0]}:{remote[1]}" if remote else ""
+
+    async def open(self, protocol: TProtocol, *, owns_socket: bool) -> StreamCarrier:
+        """Raises CarrierEnded."""
+        with trio.move_on_after(STREAM_S):
+            try:
+                stream = await self._conn.new_stream()
+                await self._host.negotiate(stream, protocol)
+            except Exception as error:
+                raise CarrierEnded("lost", repr(error)) from None
+            return StreamCarrier(stream, self.raw, owns_socket=owns_socket)
+        raise CarrierEnded("stalled", f"no stream within {STREAM_S:.0f} s")
+
+    def close_now(self) -> None:
+        self.raw.close_now()
+
+
+# --------------------------------------------------------------------------------------------- host
+
+
+class Libp2pHost:
+    """Dials, accepts and guards. Streams of ours go to the two handlers."""
+
+    def __init__(
+        self, seed: bytes, *, on_control: StreamHandler, on_bulk: StreamHandler, links_max: int
+    ) -> None:
+        silence_libp2p()
+        self.key_pair = key_pair_of(seed)
+        self.peer_id = peer_id_of_seed(seed)
+        self.counts: Counter[str] = Counter()
+        self._handlers = {CONTROL: on_control, BULK: on_bulk}
+        self._connections_max = 2 * links_max
+        self._tcp = _Tcp()
+        self._host: Any = None
+        self._nursery: trio.Nursery | None = None
+        self._raws: set[RawStream] = set()
+        self._half_open: dict[RawStream, None] = {}
+        self._claimed: set[RawStream] = set()
+
+    async def run(
+        self,
+        listeners: Sequence[trio.SocketListener],
+        announced: Sequence[Address],
+        *,
+        task_status: Any = trio.TASK_STATUS_IGNORED,
+    ) -> None:
+        """Serve the bound `listeners` until cancelled."""
+        self._host = self._make_host(announced)
+        network = self._host.get_network()
+        for notifee in list(network.notifees):
+            if type(notifee).__name__ == "_IdentifyNotifee":
+                network.remove_notifee(notifee)
+        network.register_notifee(_Watch(self))
+        for protocol in self._handlers:
+            self._host.set_stream_handler(protocol, self._guarded(protocol))
+        ours = [multiaddr.Multiaddr(str(address)) for address in announced[:1]]
+        async with self._host.run(listen_addrs=ours or [multiaddr.Multiaddr("/ip4/0.0.0.0/tcp/0")]):
+            await network.auto_connector.stop()
+            async with trio.open_nursery() as nursery:
+                self._nursery = nursery
+                nursery.start_soon(trio.serve_listeners, self._accept, list(listeners))
+                nursery.start_soon(self._watch_unread)
+                task_status.started()
+                try:
+                    await trio.sleep_forever()
+                finally:
+                    self._nursery = None
+                    for raw in list(self._raws):
+                        raw.close_now()
+
+    def _make_host(self, announced: Sequence[Address]) -> Any:
+        noise = NoiseTransport(self.key_pair, noise_privkey=new_x25519_key_pair().private_key)
+        most = self._connections_max
+        return new_host(
+            key_pair=self.key_pair,
+            sec_opt={TProtocol(NOISE_ID): noise},
+            muxer_opt={TProtocol(YAMUX_ID): Yamux},
+            transports=[self._tcp],
+            connection_config=ConnectionConfig(
+                min_connections=0,
+                low_watermark=0,
+                high_watermark=most,
+                max_connections=most,
+                inbound_upgrade_timeout=UPGRADE_S,
+                outbound_upgrade_timeout=UPGRADE_S,
+            ),
+            # Its limits under-count and over-reject when many come at once; ours count in HELLO.
+            resource_manager=new_resource_manager(
+                limits=ResourceLimits(max_connections=2 * most, max_streams=STREAMS_MAX * most)
+            ),
+            announce_addrs=[multiaddr.Multiaddr(str(address)) for address in announced],
+            disable_identify_address_discovery=True,
+        )
+
+    # ---------------------------------------------------------------------------------- outgoing
+
+    async def dial(self, peer: PeerId, address: str) -> Libp2pConnection:
+        """One address, one attempt. The caller sets the deadline. Raises DialFailed."""
+        try:
+            target = parse_address(address)
+            peer_id = ID.from_base58(peer)
+        except ValueError as error:
+            raise DialFailed("error", str(error)) from None
+        if target.peer and target.peer != peer:
+            raise DialFailed("wrong_peer_id", f"the address names {target.peer}")
+        raw = await connect(target)
+        self._raws.add(raw)
+        upgraded = False
+        try:
+            conn = await self._host.get_network().upgrade_outbound_raw_conn(
+                RawConnection(_TcpStream(raw), True), peer_id
+            )
+            upgraded = True
+        except Exception as error:
+            raise DialFailed(_cause_in(error), repr(error)) from None
+        finally:
+            if not upgraded:
+                raw.close_now()
+                self._raws.discard(raw)
+        self._claimed.add(raw)
+        return Libp2pConnection(self, peer, raw, conn)
+
+    async def negotiate(self, stream: INetStream, protocol: TProtocol) -> None:
+        await self._host.multiselect_client.select_one_of(
+            [protocol], MultiselectCommunicator(stream), int(STREAM_S)
+        )
+
+    # ---------------------------------------------------------------------------------- incoming
+
+    async def _accept(self, stream: trio.SocketStream) -> None:
+        """One inbound connection, until its socket is closed."""
+        assert self._tcp.listener is not None
+        raw = RawStream(stream)
+        self._raws.add(raw)
+        self._half_open[raw] = None
+        while len(self._half_open) > HALF_OPEN_MAX:
+            oldest = next(iter(self._half_open))
+            del self._half_open[oldest]
+            self.counts["half_open_evicted"] += 1
+            oldest.close_now()
+        try:
+            with raw.on_close:
+                await self._tcp.listener.handler(_TcpStream(raw))
+        except Exception as error:
+            log.debug("inbound_failed error=%r", error)
+        finally:
+            if raw in self._half_open:
+                del self._half_open[raw]
+                self.counts["handshake_failed"] += 1
+            raw.close_now()
+            self._forget(raw)
+
+    def _guarded(self, protocol: TProtocol) -> Callable[[INetStream], Awaitable[None]]:
+        handler = self._handlers[protocol]
+
+        async def run(stream: INetStream) -> None:
+            try:
+                raw = _raw_of(stream)
+                peer = PeerId(str(stream.muxed_conn.peer_id))
+                conn = next(
+                    c
+                    for c in self._host.get_network().get_connections(stream.muxed_conn.peer_id)
+                    if c.muxed_conn is stream.muxed_conn
+                )
+                self._claimed.add(raw)
+                carrier = StreamCarrier(stream, raw, owns_socket=protocol == CONTROL)
+                await handler(Libp2pConnection(self, peer, raw, conn), carrier)
+            except Exception as error:
+                self.counts["stream_failed"] += 1
+                log.info("stream_failed protocol=%s error=%r", protocol, error)
+                with trio.move_on_after(1):
+                    try:
+                        await stream.reset()
+                    except Exception as late:
+                        log.debug("stream_reset_failed error=%r", late)
+
+        return run
+
+    def connected(self, conn: INetConn) -> None:
+        """An inbound or outbound connection is upgraded."""
+        raw = _raw_of(conn)
+        if raw in self._half_open:
+            del self._half_open[raw]
+            if self._nursery is not None:
+                self._nursery.start_soon(self._expect_claim, raw)
+
+    async def _expect_claim(self, raw: RawStream) -> None:
+        await trio.sleep(CLAIM_S)
+        if raw not in self._claimed and not raw.closed:
+            self.counts["no_control_stream"] += 1
+            raw.close_now()
+
+    def disconnected(self, conn: INetConn) -> None:
+        raw = _raw_of(conn)
+        raw.close_now()
+        self._forget(raw)
+
+    def stream_opened(self, stream: INetStream) -> None:
+        raw = _raw_of(stream)
+        if len(stream.muxed_conn.streams) > STREAMS_MAX and not raw.closed:
+            self.counts["too_many_streams"] += 1
+            raw.close_now()
+
+    def _forget(self, raw: RawStream) -> None:
+        self._raws.discard(raw)
+        self._claimed.discard(raw)
+
+    async def _watch_unread(self, every_s: float = 0.25) -> None:
+        """Close any connection whose peer ignores flow control."""
+        received = 0
+        while True:
+            await trio.sleep(every_s)
+            now = sum(raw.tally.received for raw in self._raws)
+            if now == received:
+                continue
+            received = now
+            for connections in list(self._host.get_network().connections.values()):
+                for conn in list(connections):
+                    unread = sum(map(len, conn.muxed_conn.stream_buffers.values()))
+                    if unread > UNREAD_BYTES_MAX:
+                        self.counts["window_ignored"] += 1
+                        _raw_of(conn).close_now()
+
+
+class _Watch(INotifee):
+    """Runs in library tasks: nothing may escape."""
+
+    def __init__(self, host: Libp2pHost) -> None:
+        self._host = host
+
+    async def connected(self, network: Any, conn: INetConn) -> None:
+        self._try(self._host.connected, conn)
+
+    async def disconnected(self, network: Any, conn: INetConn) -> None:
+        self._try(self._host.disconnected, conn)
+
+    async def opened_stream(self, network: Any, stream: INetStream) -> None:
+        self._try(self._host.stream_opened, stream)
+
+    async def closed_stream(self, network: Any, stream: INetStream) -> None: ...
+
+    async def listen(self, network: Any, multiaddr: Any) -> None: ...
+
+    async def listen_close(self, network: Any, multiaddr: Any) -> None: ...
+
+    def _try(self, call: Callable[[Any], None], node: Any) -> None:
+        try:
+            call(node)
+        except Exception as error:
+            self._host.counts["notifee_failed"] += 1
+            log.warning("notifee_failed error=%r", error)
+
+
+def _cause_in(error: BaseException) -> str:
+    """The dial cause in a chain of library errors."""
+    seen: BaseException | None = error
+    while seen is not None:
+        if isinstance(seen, PeerIDMismatchesPubkey) or "Peer ID mismatch" in str(seen):
+            return "wrong_peer_id"
+        if isinstance(seen, trio.TooSlowError):
+            return "timeout"
+        if isinstance(seen, CarrierEnded):
+            return "refused"
+        seen = seen.__cause__ or seen.__context__
+    return "error"

@@ -1,0 +1,143 @@
+"""TCP as both planes use it: counted, cut off by the kernel when dead, closed at a word.
+
+A `RawStream` counts what goes through the socket, so `wire_bytes` is a measurement and not an
+estimate. Its errors are CarrierEnded only. Closing is synchronous: a task that waits inside gets
+its error at once, which is the one way to get rid of a frozen peer (docs: a reset or a goodbye
+would wait for it).
+"""
+
+from __future__ import annotations
+
+import errno
+import socket
+
+import trio
+
+from swarmd.net.addresses import Address
+from swarmd.net.underlay import Buffer, CarrierEnded, DialFailed, Tally
+
+USER_TIMEOUT_S = 15
+READ_BYTES = 256 << 10
+
+
+class RawStream:
+    """A connected TCP socket."""
+
+    def __init__(self, stream: trio.SocketStream) -> None:
+        self._stream = stream
+        self.tally = Tally()
+        self.closed = False
+        self.on_close = trio.CancelScope()
+        """Cancelled when the socket is closed, by either side's doing."""
+        if hasattr(socket, "TCP_USER_TIMEOUT"):
+            timeout_ms = USER_TIMEOUT_S * 1000
+            stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, timeout_ms)
+
+    @property
+    def remote(self) -> tuple[str, int] | None:
+        try:
+            host, port = self._stream.socket.getpeername()[:2]
+        except OSError:
+            return None
+        return str(host), int(port)
+
+    @property
+    def local_host(self) -> str:
+        return str(self._stream.socket.getsockname()[0])
+
+    async def send_all(self, data: Buffer) -> None:
+        """Raises CarrierEnded. Not cancellable in the middle without harm: callers shield."""
+        try:
+            await self._stream.send_all(data)
+        except (trio.BrokenResourceError, trio.ClosedResourceError, OSError) as error:
+            raise CarrierEnded("dropped" if self.closed else "lost", str(error)) from None
+        self.tally.sent += len(data)
+
+    async def receive_some(self, bytes_max: int = READ_BYTES) -> bytes | bytearray:
+        """At least one byte. Raises CarrierEnded at the end."""
+        try:
+            data = await self._stream.receive_some(bytes_max)
+        except (trio.BrokenResourceError, trio.ClosedResourceError, OSError) as error:
+            raise CarrierEnded("dropped" if self.closed else "lost", str(error)) from None
+        if not data:
+            raise CarrierEnded("lost", "end of stream")
+        self.tally.received += len(data)
+        return data
+
+    def close_now(self) -> None:
+        if not self.closed:
+            self.closed = True
+            self._stream.socket.close()
+            self.on_close.cancel()
+
+
+async def connect(address: Address) -> RawStream:
+    """Raises DialFailed. The caller sets the deadline."""
+    try:
+        family = address.family
+        if address.kind.startswith("dns"):
+            found = await trio.socket.getaddrinfo(
+                address.host, address.port, family, socket.SOCK_STREAM
+            )
+        else:
+            found = [(family, socket.SOCK_STREAM, 0, "", (address.host, address.port))]
+    except OSError as error:
+        raise DialFailed("name_not_found", str(error)) from None
+    failure = DialFailed("error", "no address")
+    for family, kind, protocol, _, target in found:
+        raw = trio.socket.socket(family, kind, protocol)
+        try:
+            await raw.connect(target)
+            return RawStream(trio.SocketStream(raw))
+        except OSError as error:
+            raw.close()
+            failure = DialFailed(cause_of(error), str(error))
+        except BaseException:
+            raw.close()
+            raise
+    raise failure
+
+
+_CAUSES = {
+    errno.ECONNREFUSED: "refused",
+    errno.ECONNRESET: "refused",
+    errno.ETIMEDOUT: "timeout",
+    errno.ENETUNREACH: "no_route",
+    errno.EHOSTUNREACH: "no_route",
+    errno.ENETDOWN: "no_route",
+    errno.EADDRNOTAVAIL: "no_route",
+    errno.EAFNOSUPPORT: "no_route",
+    errno.EINVAL: "no_route",
+}
+
+
+def cause_of(error: OSError) -> str:
+    """The dial cause that an OS error means."""
+    return _CAUSES.get(error.errno or 0, "error")
+
+
+async def listen(host: str, port: int) -> tuple[trio.SocketListener, int]:
+    """A listener on the port, or on a free one if it is taken. Returns it with its real port.
+
+    Raises OSError if the host cannot be listened on at all. No SO_REUSEPORT: two daemons on one
+    port would each get half of the connections.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    for wanted in (port, 0):
+        raw = trio.socket.socket(family, socket.SOCK_STREAM)
+        try:
+            raw.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if family == socket.AF_INET6:
+                raw.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+            await raw.bind((host, wanted))
+            raw.listen(512)
+            return trio.SocketListener(raw), int(raw.getsockname()[1])
+        except OSError as error:
+            raw.close()
+            taken = error.errno in (errno.EADDRINUSE, errno.EACCES)
+            if not taken or not wanted:
+                raise
+        except BaseException:
+            raw.close()
+            raise
+    raise AssertionError("unreachable")
