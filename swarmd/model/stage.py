@@ -163,7 +163,7 @@ class Stage:
                 else:
                     state = self._layer(params, layer, state, base_BTD, rope)
         if self.is_last:
-            return self._normed(state, None, params["norm.final"])
+            return self._normed(state, base_BTD, params["norm.final"])
         return state
 
     def _layer(
