@@ -15,8 +15,18 @@ Anti-entropy compares rosters by bucket hashes first, so that equal rosters cost
 from __future__ import annotations
 
 from swarmd.protocols import limits
-from swarmd.protocols.schema import Message, flag, message, nested, number, optional, raw
-from swarmd.protocols.schema import sequence, text, uint
+from swarmd.protocols.schema import (
+    Message,
+    flag,
+    message,
+    nested,
+    number,
+    optional,
+    raw,
+    sequence,
+    text,
+    uint,
+)
 
 RECORD_BYTES_MAX = 4 * limits.KIB
 PHASES = ("joining", "syncing", "active", "draining", "left")
@@ -60,9 +70,7 @@ class PeerRecord(Message):
     cordoned: bool = flag(default=False)
     addresses: tuple[str, ...] = sequence(text(limits.ADDRESS_CHARS_MAX), limits.ADDRESSES_MAX)
     """Where libp2p listens, as multiaddresses without the /p2p part."""
-    bulk_addresses: tuple[str, ...] = sequence(
-        text(limits.ADDRESS_CHARS_MAX), limits.ADDRESSES_MAX
-    )
+    bulk_addresses: tuple[str, ...] = sequence(text(limits.ADDRESS_CHARS_MAX), limits.ADDRESSES_MAX)
     protocol_min: int = uint(65_535, default=1)
     protocol_max: int = uint(65_535, default=1)
     tokens_per_s: float = number(0.0, 1e12, default=0.0)

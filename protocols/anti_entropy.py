@@ -1,0 +1,224 @@
+"""Comparing two rosters and finding what each lacks; the messages are drawn in messages/gossip.py.
+
+Peers are sorted into buckets by their key, and a bucket is told apart by the sum of its entries'
+fingerprints: equal rosters cost 8 bytes a bucket and nothing else. About four peers a bucket, as
+many buckets as the sender of the summary finds right for its own roster; the other side follows.
+
+Opinions travel too: what one side holds for dead and the other for alive comes back as a rumour,
+so that the accused hears of it and can answer. Peers absent for half the time after which they are
+forgotten are left out: else rosters that forget at different moments would bring them back to each
+other for ever.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from swarmd.protocols.dissemination import size_of
+from swarmd.protocols.errors import RemoteProtocolError
+from swarmd.protocols.ids import PeerId
+from swarmd.protocols.messages.gossip import (
+    NEWS_BYTES_MAX,
+    NEWS_RECORDS_MAX,
+    SYNC_BUCKETS_MAX,
+    SYNC_ENTRY_BYTES,
+    SYNC_WANTS_MAX,
+    Gossip,
+    Rumour,
+    SignedRecord,
+    SyncEntries,
+    SyncSummary,
+)
+from swarmd.protocols.roster import Entry, Liveness, Roster, stamp_of
+from swarmd.protocols.suspicion import Life
+
+_SUM = struct.Struct(">Q")
+_ENTRY = struct.Struct(">8sQQQB")
+_CODES = (Liveness.ALIVE, Liveness.SUSPECT, Liveness.DEAD, Liveness.LEFT)
+_PEERS_A_BUCKET = 4
+
+assert _ENTRY.size == SYNC_ENTRY_BYTES
+
+
+@dataclass(slots=True)
+class Difference:
+    """What the receiver of SyncEntries makes of them."""
+
+    lacking: list[Entry] = field(default_factory=list)
+    """Ours that the other side has not, or has older."""
+    wanted: list[bytes] = field(default_factory=list)
+    """Keys of records that it has newer."""
+    is_cut: bool = False
+    """More is wanted than one exchange may ask for."""
+    accused: list[Rumour] = field(default_factory=list)
+    """Whom it holds for dead or suspect, in the life that we hold for alive."""
+
+
+def bucket_count_for(peer_count: int) -> int:
+    """The power of two that leaves about four peers in a bucket."""
+    buckets = 1
+    while buckets * _PEERS_A_BUCKET < peer_count and buckets < SYNC_BUCKETS_MAX:
+        buckets *= 2
+    return buckets
+
+
+class AntiEntropy:
+    """Reads the roster, never changes it."""
+
+    def __init__(self, own: PeerId, roster: Roster, told_s_max: float) -> None:
+        self._own = own
+        self._roster = roster
+        self._told_s_max = told_s_max
+
+    def summary(self, now_s: float) -> SyncSummary:
+        return SyncSummary(buckets=self._sums(bucket_count_for(len(self._roster)), now_s))
+
+    def compare(self, summary: SyncSummary, now_s: float) -> SyncEntries | None:
+        """Our entries in the buckets that differ; None if none does."""
+        count, rest = divmod(len(summary.buckets), _SUM.size)
+        if rest or not 1 <= count <= SYNC_BUCKETS_MAX or count & (count - 1):
+            raise RemoteProtocolError("malformed", f"summary of {len(summary.buckets)} bytes")
+        ours = self._sums(count, now_s)
+        different = [
+            bucket
+            for bucket in range(count)
+            if ours[8 * bucket : 8 * bucket + 8] != summary.buckets[8 * bucket : 8 * bucket + 8]
+        ]
+        if not different:
+            return None
+        packed = [_pack(entry) for entry in self._entries_in(set(different), count, now_s)]
+        return SyncEntries(bucket_count=count, buckets=tuple(different), entries=b"".join(packed))
+
+    def difference(self, theirs: SyncEntries, accuser: PeerId, now_s: float) -> Difference:
+        """Against what the other side (`accuser`, for its opinions) says it has."""
+        listed = _unpack(theirs)
+        found = Difference()
+        for entry in self._entries_in(set(theirs.buckets), theirs.bucket_count, now_s):
+            other = listed.get(entry.key)
+            if other is None or other.stamp < stamp_of(entry.record):
+                found.lacking.append(entry)
+        for key in sorted(listed):
+            ours, other = self._roster.of_key(key), listed[key]
+            if ours is None or stamp_of(ours.record) < other.stamp:
+                found.wanted.append(key)
+            if ours is not None:
+                self._compare_opinions(ours, other, accuser, found)
+        found.is_cut = len(found.wanted) > SYNC_WANTS_MAX
+        del found.wanted[SYNC_WANTS_MAX:]
+        return found
+
+    def fulfil(self, wanted: tuple[bytes, ...]) -> list[Entry]:
+        entries = [self._roster.of_key(key) for key in wanted]
+        return [entry for entry in entries if entry is not None]
+
+    def messages(self, entries: list[Entry], wanted: list[bytes]) -> list[Gossip]:
+        """Records, with a rumour for each that is dead, in messages of bounded size."""
+        made: list[Gossip] = []
+        records: list[SignedRecord] = []
+        rumours: list[Rumour] = []
+        room_bytes = NEWS_BYTES_MAX
+        for entry in entries:
+            size_bytes = size_of(entry.signed)
+            if room_bytes < size_bytes or len(records) == NEWS_RECORDS_MAX:
+                made.append(Gossip(records=tuple(records), rumours=tuple(rumours)))
+                records, rumours, room_bytes = [], [], NEWS_BYTES_MAX
+            records.append(entry.signed)
+            room_bytes -= size_bytes
+            if entry.liveness is Liveness.DEAD:
+                rumours.append(death_of(entry, entry.life, self._own))
+        if records or wanted:
+            made.append(
+                Gossip(records=tuple(records), rumours=tuple(rumours), wanted=tuple(wanted))
+            )
+        return made
+
+    def _compare_opinions(
+        self, ours: Entry, other: _Listed, accuser: PeerId, found: Difference
+    ) -> None:
+        if other.life < ours.life:
+            return
+        if other.liveness in (Liveness.SUSPECT, Liveness.DEAD) and ours.is_present:
+            found.accused.append(
+                Rumour(
+                    peer=ours.record.peer,
+                    incarnation=other.life[0],
+                    refutation=other.life[1],
+                    verdict=str(other.liveness),
+                    accuser=accuser,
+                )
+            )
+        elif (
+            ours.liveness is Liveness.DEAD
+            and other.liveness is Liveness.ALIVE
+            and other.life == ours.life
+        ):
+            found.lacking.append(ours)
+
+    def _sums(self, bucket_count: int, now_s: float) -> bytes:
+        sums = [0] * bucket_count
+        mask = bucket_count - 1
+        for entry in self._told(now_s):
+            sums[_low_bits(entry.key) & mask] += entry.fingerprint
+        return b"".join(_SUM.pack(total & 0xFFFF_FFFF_FFFF_FFFF) for total in sums)
+
+    def _entries_in(self, buckets: set[int], count: int, now_s: float) -> Iterator[Entry]:
+        for entry in self._told(now_s):
+            if _low_bits(entry.key) & (count - 1) in buckets:
+                yield entry
+
+    def _told(self, now_s: float) -> Iterator[Entry]:
+        for peer in self._roster:
+            entry = self._roster.get(peer)
+            assert entry is not None
+            if entry.is_present or now_s - entry.since_s <= self._told_s_max:
+                yield entry
+
+
+def death_of(entry: Entry, life: Life, accuser: PeerId) -> Rumour:
+    """The rumour that this life of a peer has ended."""
+    return Rumour(
+        peer=entry.record.peer,
+        incarnation=life[0],
+        refutation=life[1],
+        verdict="dead",
+        accuser=accuser,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Listed:
+    """One line of SyncEntries."""
+
+    stamp: tuple[int, int]
+    life: tuple[int, int]
+    liveness: Liveness
+
+
+def _low_bits(key: bytes) -> int:
+    return key[0] << 8 | key[1]
+
+
+def _pack(entry: Entry) -> bytes:
+    record = entry.record
+    return _ENTRY.pack(
+        entry.key,
+        record.incarnation,
+        record.version,
+        record.refutation,
+        _CODES.index(entry.liveness),
+    )
+
+
+def _unpack(message: SyncEntries) -> dict[bytes, _Listed]:
+    """By key. Raises RemoteProtocolError(malformed)."""
+    count = message.bucket_count
+    if len(message.entries) % SYNC_ENTRY_BYTES or count & (count - 1):
+        raise RemoteProtocolError("malformed", f"{len(message.entries)} bytes of sync entries")
+    listed = {}
+    for key, incarnation, version, refutation, code in _ENTRY.iter_unpack(message.entries):
+        if code >= len(_CODES):
+            raise RemoteProtocolError("malformed", f"liveness {code}")
+        listed[key] = _Listed((incarnation, version), (incarnation, refutation), _CODES[code])
+    return listed

@@ -1,0 +1,130 @@
+"""What is still to be told to whom, and how much fits into a message.
+
+Each piece of news goes to a link at most once (streams lose nothing while they live), to at most
+about log2(N) links, never back to where it came from, and a newer piece about the same peer takes
+the place of the older. Least told goes first, as in SWIM; among equals the newest. Whatever this
+misses, anti-entropy brings.
+
+Urgent news (a claim, a death) makes the machine send at once; the rest rides on the next probes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from swarmd.protocols.ids import PeerId
+from swarmd.protocols.messages.gossip import (
+    NEWS_BYTES_MAX,
+    NEWS_RECORDS_MAX,
+    NEWS_RUMOURS_MAX,
+    Rumour,
+    SignedRecord,
+)
+
+QUEUE_MAX = 4_096
+"""Pieces of news waiting. The most told is dropped first; anti-entropy carries it then."""
+ENVELOPE_BYTES = 32
+"""Field names and lengths around one piece. Roughly: it is a budget, not an account."""
+
+News = SignedRecord | Rumour
+Topic = tuple[PeerId, str]
+"""Whom it is about, and "record" or the verdict: at most one piece of each waits."""
+
+
+@dataclass(slots=True)
+class _Piece:
+    news: News
+    size_bytes: int
+    told: set[PeerId] = field(default_factory=set)
+    """Links that have it: they got it from us, or gave it to us."""
+    times: int = 0
+
+
+def size_of(news: News) -> int:
+    """Bytes in a message, roughly."""
+    if isinstance(news, SignedRecord):
+        return len(news.body) + len(news.signature) + ENVELOPE_BYTES
+    return len(news.peer) + len(news.accuser) + 2 * ENVELOPE_BYTES
+
+
+def tellings_max(peer_count: int) -> int:
+    """To how many links one peer tells a piece: about log2 N, as in SWIM."""
+    return max(2, math.ceil(math.log2(peer_count + 1)))
+
+
+class Dissemination:
+    """The queue of news."""
+
+    def __init__(self) -> None:
+        self._pieces: dict[Topic, _Piece] = {}
+        self.dropped = 0
+
+    def __len__(self) -> int:
+        return len(self._pieces)
+
+    def put(self, topic: Topic, news: News, told: Iterable[PeerId] = ()) -> None:
+        """Queue a piece; it replaces an older one on its topic."""
+        self._pieces.pop(topic, None)
+        if len(self._pieces) >= QUEUE_MAX:
+            most_told = max(self._pieces, key=lambda key: (self._pieces[key].times, key))
+            del self._pieces[most_told]
+            self.dropped += 1
+        self._pieces[topic] = _Piece(news, size_of(news), set(told))
+
+    def known_by(self, topic: Topic, news: News, peer: PeerId) -> None:
+        """A link just gave us what we were about to tell it."""
+        piece = self._pieces.get(topic)
+        if piece is not None and piece.news == news:
+            piece.told.add(peer)
+
+    def withdraw(self, topic: Topic) -> None:
+        """It is no longer true."""
+        self._pieces.pop(topic, None)
+
+    def take(
+        self, link: PeerId, peer_count: int
+    ) -> tuple[tuple[SignedRecord, ...], tuple[Rumour, ...]]:
+        """What to tell this link now, within the bounds of one message."""
+        if not self._pieces:
+            return (), ()
+        waiting = [
+            (piece.times, -age, topic)
+            for age, (topic, piece) in enumerate(self._pieces.items())
+            if link not in piece.told
+        ]
+        if not waiting:
+            return (), ()
+        waiting.sort()
+        limit = tellings_max(peer_count)
+        room_bytes = NEWS_BYTES_MAX
+        records: list[SignedRecord] = []
+        rumours: list[Rumour] = []
+        for _, _, topic in waiting:
+            piece = self._pieces[topic]
+            if piece.size_bytes > room_bytes:
+                break
+            if isinstance(piece.news, SignedRecord):
+                if len(records) == NEWS_RECORDS_MAX:
+                    continue
+                records.append(piece.news)
+            else:
+                if len(rumours) == NEWS_RUMOURS_MAX:
+                    continue
+                rumours.append(piece.news)
+            room_bytes -= piece.size_bytes
+            piece.told.add(link)
+            piece.times += 1
+            if piece.times >= limit:
+                del self._pieces[topic]
+        return tuple(records), tuple(rumours)
+
+    def has_news_for(self, link: PeerId) -> bool:
+        return any(link not in piece.told for piece in self._pieces.values())
+
+    def settle(self, links: Iterable[PeerId]) -> None:
+        """Forget the pieces that every link has."""
+        present = set(links)
+        for topic in [t for t, piece in self._pieces.items() if present <= piece.told]:
+            del self._pieces[topic]

@@ -1,0 +1,298 @@
+"""What we make of what we hear: records, rumours, and the silence of links.
+
+Rules: our own ears outweigh rumours (a peer that we heard just now is not accused on hearsay); the
+accused is told, so that it can answer; a death is believed only of a peer that had time to answer;
+who is dead is dropped at the transport too, since neither side of a frozen connection notices.
+
+Effects gather in `out`, which the machine hands on.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from typing import Any
+
+from swarmd.protocols import effects as fx
+from swarmd.protocols.anti_entropy import death_of
+from swarmd.protocols.dissemination import Dissemination
+from swarmd.protocols.errors import RemoteProtocolError
+from swarmd.protocols.ids import PeerId
+from swarmd.protocols.link_keeper import LinkKeeper
+from swarmd.protocols.local_health import LocalHealth
+from swarmd.protocols.messages.gossip import VERDICTS, Gossip, PeerRecord, Rumour, SignedRecord
+from swarmd.protocols.own_record import OwnRecord, is_urgent
+from swarmd.protocols.probing import Prober
+from swarmd.protocols.rings import Rings
+from swarmd.protocols.roster import Entry, Liveness, Meaning, Merged, Roster
+from swarmd.protocols.suspicion import Life, Suspicions
+
+SENDERS_MAX = 1_024
+"""Senders whose rejected messages are counted one by one."""
+
+
+class Judgement:
+    """Changes roster, rings and suspicions; fills the queue of news."""
+
+    def __init__(
+        self,
+        own: OwnRecord,
+        roster: Roster,
+        rings: Rings,
+        keeper: LinkKeeper,
+        prober: Prober,
+        suspicions: Suspicions,
+        news: Dissemination,
+        health: LocalHealth,
+        out: list[fx.Effect],
+        rng: random.Random,
+    ) -> None:
+        self._own = own
+        self._peer = PeerId(own.record.peer)
+        self._roster = roster
+        self._rings = rings
+        self._keeper = keeper
+        self._prober = prober
+        self._suspicions = suspicions
+        self._news = news
+        self._health = health
+        self._out = out
+        self._rng = rng
+        self._told: dict[PeerId, Life] = {}
+        self.is_gossip_urgent = False
+        """News waits that should not wait for the next probe."""
+        self.rejected: dict[PeerId, Counter[str]] = {}
+
+    # ----------------------------------------------------------------------------------- ourselves
+
+    def publish(self, now_s: float, *, urgent: bool) -> None:
+        """Sign what has gathered about ourselves and queue it."""
+        spread = self._rng.uniform(0.75, 1.25)
+        signed = self._own.publish(now_s, self._roster.present_count, spread)
+        self._roster.put_own(signed, self._own.record, now_s)
+        self._news.put((self._peer, "record"), signed)
+        self.is_gossip_urgent |= urgent
+
+    def refute(self, life: Life, now_s: float, why: str) -> None:
+        """Contradict an accusation of that life of ours."""
+        self._own.refute(life)
+        self._health.was_accused()
+        self.publish(now_s, urgent=True)
+        self._emit("refuted", why=why, refutation=self._own.record.refutation)
+
+    def _meet_own_record(self, other: PeerRecord, now_s: float) -> None:
+        """Somebody signed with our key, and it was not us."""
+        must_step, role = self._own.meet(other, now_s)
+        if must_step:
+            self._own.step_over(other)
+            self.publish(now_s, urgent=True)
+            self._emit("incarnation_raised", incarnation=self._own.record.incarnation)
+        if role in ("elder", "newcomer"):
+            self._emit("identity_conflict", role=role, addresses=other.addresses)
+
+    # ------------------------------------------------------------------------------------- records
+
+    def take_records(
+        self, source: PeerId, records: tuple[SignedRecord, ...], now_s: float
+    ) -> tuple[set[PeerId], int]:
+        """(who was unknown before, how many records told more than progress)."""
+        strangers = set()
+        learned = 0
+        for signed in records:
+            try:
+                merged = self._roster.merge(signed, now_s)
+            except RemoteProtocolError as error:
+                self.reject(source, error.code, error.text)
+                continue
+            peer = PeerId(merged.record.peer)
+            if merged.meaning is Meaning.SAME:
+                self._news.known_by((peer, "record"), signed, source)
+            elif merged.meaning is Meaning.OWN:
+                self._meet_own_record(merged.record, now_s)
+            elif merged.meaning is not Meaning.OLDER:
+                learned += merged.before is None or is_urgent(merged.before, merged.record)
+                if merged.meaning is Meaning.NEW:
+                    strangers.add(peer)
+                self._news.put((peer, "record"), signed, told=(source, peer))
+                self._learned(peer, merged)
+        return strangers, learned
+
+    def _learned(self, peer: PeerId, merged: Merged) -> None:
+        entry = self._roster.get(peer)
+        assert entry is not None
+        record = merged.record
+        told = {"peer": peer, "stage": record.stage, "phase": record.phase}
+        urgent = merged.before is None or is_urgent(merged.before, record)
+        self.is_gossip_urgent |= urgent
+        if entry.liveness is Liveness.LEFT:
+            was_there = merged.before is None or merged.before.phase != "left"
+            self._end_presence(peer)
+            if was_there:
+                self._emit("peer_left", **told)
+        elif merged.meaning is Meaning.NEW:
+            self._begin_presence(peer)
+            self._emit("peer_joined", **told, incarnation=record.incarnation)
+        elif merged.meaning is Meaning.RETURNED:
+            self._begin_presence(peer)
+            self._emit("peer_returned", **told, incarnation=record.incarnation)
+        elif merged.meaning is Meaning.REFUTED:
+            self._begin_presence(peer)
+            self._emit("peer_refuted", **told)
+        elif urgent:
+            self._emit("record_changed", **told, round=record.round)
+
+    def _begin_presence(self, peer: PeerId) -> None:
+        self._suspicions.end(peer)
+        self._told.pop(peer, None)
+        for verdict in VERDICTS:
+            self._news.withdraw((peer, verdict))
+        self._rings.add(peer)
+        self._keeper.rings_changed()
+        self._keeper.try_soon(peer)
+
+    def _end_presence(self, peer: PeerId) -> None:
+        self._suspicions.end(peer)
+        self._told.pop(peer, None)
+        self._prober.forget(peer)
+        self._news.withdraw((peer, "suspect"))
+        self._rings.remove(peer)
+        self._keeper.rings_changed()
+
+    # ------------------------------------------------------------------------------------- rumours
+
+    def take_rumour(
+        self, source: PeerId, rumour: Rumour, strangers: set[PeerId], now_s: float
+    ) -> None:
+        """Hearsay. `strangers`: peers of whom we know nothing but what came in this message."""
+        if rumour.verdict not in VERDICTS:
+            self.reject(source, "malformed", f"rumour of {rumour.verdict!r}")
+            return
+        peer = PeerId(rumour.peer)
+        life = (rumour.incarnation, rumour.refutation)
+        entry = self._roster.get(peer)
+        if peer == self._peer:
+            if life >= (self._own.record.incarnation, self._own.record.refutation):
+                self.refute(life, now_s, rumour.verdict)
+            return
+        if entry is None or life < entry.life:
+            return
+        if not entry.is_present:
+            self._news.known_by((peer, rumour.verdict), rumour, source)
+            return
+        if self._prober.heard_recently(peer, now_s):
+            self._tell(peer, life, rumour)
+        elif rumour.verdict == "dead" and peer in strangers:
+            self._bury(entry, PeerId(rumour.accuser), now_s)
+        elif rumour.verdict == "dead":
+            self._hear_of_death(entry, life, rumour, now_s)
+        else:
+            self._suspect(entry, life, PeerId(rumour.accuser), "hearsay", now_s)
+
+    def _hear_of_death(self, entry: Entry, life: Life, rumour: Rumour, now_s: float) -> None:
+        """Believed at once if it had stood accused here for half the least time; else it stands
+        accused now, and has the least time to answer."""
+        peer = PeerId(rumour.peer)
+        held = self._suspicions.get(peer)
+        if held is not None and held.life >= life and self._suspicions.is_half_spent(peer, now_s):
+            self._bury(entry, PeerId(rumour.accuser), now_s)
+            return
+        self._suspect(entry, life, PeerId(rumour.accuser), "hearsay", now_s)
+        self._suspicions.hasten(peer)
+
+    # ---------------------------------------------------------------------------------- judgement
+
+    def accuse(self, peer: PeerId, why: str, now_s: float) -> None:
+        """We ourselves do not hear it."""
+        entry = self._roster.get(peer)
+        if entry is not None and entry.is_present and peer != self._peer:
+            self._suspect(entry, entry.life, self._peer, why, now_s)
+
+    def judge(self, now_s: float) -> None:
+        """Those whose time is up are dead."""
+        for peer in self._suspicions.expired(now_s):
+            entry = self._roster.get(peer)
+            if entry is not None and entry.is_present:
+                self._bury(entry, self._peer, now_s)
+            else:
+                self._suspicions.end(peer)
+
+    def tell_the_accused(self, peer: PeerId) -> None:
+        """A peer that we hold for suspect or dead speaks to us: say so, it will answer."""
+        entry = self._roster.get(peer)
+        if entry is None or entry.liveness in (Liveness.ALIVE, Liveness.LEFT):
+            return
+        held = self._suspicions.get(peer)
+        life = entry.life if held is None else held.life
+        accuser = self._peer if held is None else held.accusers[0]
+        self._tell(
+            peer,
+            life,
+            Rumour(
+                peer=peer,
+                incarnation=life[0],
+                refutation=life[1],
+                verdict=str(entry.liveness),
+                accuser=accuser,
+            ),
+        )
+
+    def link_went_up(self, peer: PeerId) -> None:
+        """What we told it before may have been lost with the former link."""
+        self._told.pop(peer, None)
+        self.tell_the_accused(peer)
+
+    def reject(self, source: PeerId, code: str, text: str) -> None:
+        """Count what a peer should not have sent; told once for each code."""
+        counts = self.rejected.get(source)
+        if counts is None:
+            if len(self.rejected) >= SENDERS_MAX:
+                del self.rejected[next(iter(self.rejected))]
+            counts = self.rejected[source] = Counter()
+        counts[code] += 1
+        if counts[code] == 1:
+            self._emit("record_rejected", peer=source, code=code, text=text)
+
+    def _suspect(self, entry: Entry, life: Life, accuser: PeerId, why: str, now_s: float) -> None:
+        peer = PeerId(entry.record.peer)
+        others = len(self._rings.neighbours(peer)) - 1
+        if not self._suspicions.accuse(peer, life, accuser, now_s, others):
+            return
+        rumour = Rumour(
+            peer=peer,
+            incarnation=life[0],
+            refutation=life[1],
+            verdict="suspect",
+            accuser=accuser,
+        )
+        self._news.put((peer, "suspect"), rumour, told=(accuser,))
+        self.is_gossip_urgent = True
+        if entry.liveness is Liveness.ALIVE:
+            self._roster.set_liveness(entry, Liveness.SUSPECT, now_s)
+            self._emit("peer_suspect", peer=peer, accuser=accuser, why=why)
+
+    def _bury(self, entry: Entry, accuser: PeerId, now_s: float) -> None:
+        peer = PeerId(entry.record.peer)
+        silent_s = now_s - entry.last_heard_s
+        held = self._suspicions.get(peer)
+        life = entry.life if held is None else max(held.life, entry.life)
+        self._roster.set_liveness(entry, Liveness.DEAD, now_s)
+        self._end_presence(peer)
+        death = death_of(entry, life, accuser)
+        self._news.put((peer, "dead"), death, told=(accuser,))
+        self._news.withdraw((peer, "record"))
+        self.is_gossip_urgent = True
+        if peer in self._keeper.links:
+            self._out.append(fx.Send(peer, Gossip(rumours=(death,))))
+            self._out += self._keeper.drop(peer, "dead")
+        self._emit(
+            "peer_dead", peer=peer, accuser=accuser, silent_s=silent_s, stage=entry.record.stage
+        )
+
+    def _tell(self, peer: PeerId, life: Life, rumour: Rumour) -> None:
+        """Once for each life and link."""
+        if peer in self._keeper.links and self._told.get(peer, (-1, -1)) < life:
+            self._told[peer] = life
+            self._out.append(fx.Send(peer, Gossip(rumours=(rumour,))))
+
+    def _emit(self, event_name: str, **fields: Any) -> None:
+        self._out.append(fx.Emit(event_name, fields))

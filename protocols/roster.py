@@ -1,0 +1,376 @@
+"""Who is in the swarm: one signed record a peer, joined so that order and repeats do not matter.
+
+`join` keeps the record with the highest (incarnation, version); it is commutative, associative and
+idempotent, so peers that have heard the same records hold the same roster, whatever the path. Only
+a peer itself can sign its record: `verify(peer, body, signature)` comes in from outside, since
+floor 0 has no cryptography.
+
+Liveness stands beside the records, because it is an opinion and not a fact: alive, suspect, dead,
+left. It belongs to one life of the peer, (incarnation, refutation); news of that life or an earlier
+one cannot bring a dead peer back. The dead are remembered for a day for the same reason.
+
+Invariants: one entry a peer id; at most PEERS_MAX; every foreign record held was verified.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from bisect import bisect_left, insort
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from enum import StrEnum
+from functools import lru_cache
+
+from swarmd.protocols import limits, wire
+from swarmd.protocols.errors import LocalProtocolError, RemoteProtocolError
+from swarmd.protocols.ids import PeerId
+from swarmd.protocols.messages.gossip import KEY_BYTES, PHASES, PeerRecord, SignedRecord
+from swarmd.protocols.suspicion import Life
+
+Verify = Callable[[PeerId, bytes, bytes], bool]
+"""(peer, body, signature): did this peer's key make this signature over this body?"""
+
+
+class Liveness(StrEnum):
+    ALIVE = "alive"
+    SUSPECT = "suspect"
+    DEAD = "dead"
+    LEFT = "left"
+
+
+PRESENT = (Liveness.ALIVE, Liveness.SUSPECT)
+"""Counted as being there. A suspect is, until its time is up."""
+
+
+class Meaning(StrEnum):
+    """What a record meant to the roster."""
+
+    SAME = "same"
+    OLDER = "older"
+    NEW = "new"
+    CHANGED = "changed"
+    REFUTED = "refuted"
+    """It was suspect, and contradicts."""
+    RETURNED = "returned"
+    """It was dead or gone, or its process has started again."""
+    OWN = "own"
+    """A record of ourselves that we did not make. Nothing was changed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Merged:
+    """The outcome of taking in a record."""
+
+    meaning: Meaning
+    record: PeerRecord
+    """What was sent, decoded."""
+    before: PeerRecord | None = None
+    """What it replaced."""
+
+
+@dataclass(frozen=True, slots=True)
+class PeerView:
+    """One peer as others see it. Replaced, never changed."""
+
+    record: PeerRecord
+    liveness: Liveness
+    last_heard_s: float
+    """On the machine's own clock: the last message from the peer itself, or news of it."""
+
+    @property
+    def peer(self) -> PeerId:
+        return PeerId(self.record.peer)
+
+    @property
+    def is_present(self) -> bool:
+        return self.liveness in PRESENT
+
+
+@dataclass(frozen=True, slots=True)
+class RosterView:
+    """What everybody else may know of the roster: frozen, by peer id, ourselves included."""
+
+    peers: tuple[PeerView, ...]
+    revision: int
+    """Rises with every change; equal numbers mean an equal roster of the same peer."""
+    _index: dict[PeerId, int] = field(repr=False, compare=False)
+
+    def get(self, peer: PeerId) -> PeerView | None:
+        place = self._index.get(peer)
+        return None if place is None else self.peers[place]
+
+    def present(self) -> tuple[PeerView, ...]:
+        """Those alive or suspect."""
+        return tuple(view for view in self.peers if view.is_present)
+
+
+@dataclass(slots=True)
+class Entry:
+    """A peer's place in the roster. Changed by Roster only."""
+
+    record: PeerRecord
+    signed: SignedRecord
+    key: bytes
+    liveness: Liveness = Liveness.ALIVE
+    since_s: float = 0.0
+    """When `liveness` last changed."""
+    last_heard_s: float = 0.0
+    fingerprint: int = 0
+    """64 bits over the stamp and on whether the peer is present; summed up in digests."""
+    view: PeerView | None = None
+
+    @property
+    def life(self) -> Life:
+        return life_of(self.record)
+
+    @property
+    def is_present(self) -> bool:
+        return self.liveness in PRESENT
+
+
+def stamp_of(record: PeerRecord) -> tuple[int, int]:
+    return (record.incarnation, record.version)
+
+
+def life_of(record: PeerRecord) -> Life:
+    return (record.incarnation, record.refutation)
+
+
+def join(a: SignedRecord, b: SignedRecord) -> SignedRecord:
+    """The one of two records of a peer that stands.
+
+    A peer that signed two different bodies with one stamp has equivocated; then the larger bytes
+    win, so that all agree.
+    """
+    rank_a = (stamp_of(read_record(a.body)), a.body)
+    rank_b = (stamp_of(read_record(b.body)), b.body)
+    return a if rank_a >= rank_b else b
+
+
+@lru_cache(maxsize=2_048)
+def read_record(body: bytes) -> PeerRecord:
+    """Decode a record's body. Raises RemoteProtocolError(malformed).
+
+    Cached because the same bytes arrive from several neighbours.
+    """
+    record = wire.decode(body)
+    if not isinstance(record, PeerRecord):
+        raise RemoteProtocolError("malformed", f"a {type(record).__name__} for a record")
+    if record.phase not in PHASES or not record.peer:
+        raise RemoteProtocolError("malformed", f"record of {record.peer!r} in {record.phase!r}")
+    return record
+
+
+@lru_cache(maxsize=limits.PEERS_MAX)
+def key_of(peer: PeerId) -> bytes:
+    """A peer's short name in digests."""
+    return hashlib.blake2b(peer.encode(), digest_size=KEY_BYTES).digest()
+
+
+class Roster:
+    """The records and our opinion of who lives. No timers, no messages: see membership.py."""
+
+    def __init__(self, own: PeerId, run_id: str, verify: Verify) -> None:
+        self._own = own
+        self._run_id = run_id
+        self._verify = verify
+        self._entries: dict[PeerId, Entry] = {}
+        self._ids: list[PeerId] = []
+        self._of_key: dict[bytes, PeerId] = {}
+        self._of_body: dict[bytes, PeerId] = {}
+        self._view: RosterView | None = None
+        self._view_at_s = 0.0
+        self.revision = 0
+        self.present_count = 0
+        """Peers alive or suspect, ourselves included."""
+        self.counters: Counter[str] = Counter()
+        """Records not taken, by code; and older ones, which are normal in gossip."""
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __iter__(self) -> Iterator[PeerId]:
+        """Ids in order."""
+        return iter(self._ids)
+
+    def __contains__(self, peer: PeerId) -> bool:
+        return peer in self._entries
+
+    def get(self, peer: PeerId) -> Entry | None:
+        return self._entries.get(peer)
+
+    def of_key(self, key: bytes) -> Entry | None:
+        peer = self._of_key.get(key)
+        return None if peer is None else self._entries[peer]
+
+    # ---------------------------------------------------------------------------------- records
+
+    def merge(self, signed: SignedRecord, now_s: float) -> Merged:
+        """Take in a record that somebody sent.
+
+        Raises RemoteProtocolError, with nothing changed: malformed, wrong_run, bad_signature,
+        run_full.
+        """
+        known = self._of_body.get(signed.body)
+        if known is not None:
+            return Merged(Meaning.SAME, self._entries[known].record)
+        try:
+            record = self._check(signed)
+        except RemoteProtocolError as error:
+            self.counters[error.code] += 1
+            raise
+        peer = PeerId(record.peer)
+        held = self._entries.get(peer)
+        if held is not None and not _is_newer(signed, record, held):
+            self.counters["duplicate"] += 1
+            return Merged(Meaning.OLDER, record)
+        if not self._verify(peer, signed.body, signed.signature):
+            self.counters["bad_signature"] += 1
+            raise RemoteProtocolError("bad_signature", f"record of {peer}")
+        if peer == self._own:
+            return Merged(Meaning.OWN, record)
+        if held is None:
+            self._make_room(now_s)
+            self._insert(peer, signed, record, now_s)
+            return Merged(Meaning.NEW, record)
+        before = held.record
+        return Merged(self._replace(held, signed, record, now_s), record, before)
+
+    def put_own(self, signed: SignedRecord, record: PeerRecord, now_s: float) -> None:
+        """Our own record, just signed by us."""
+        held = self._entries.get(self._own)
+        if held is None:
+            self._insert(self._own, signed, record, now_s)
+        elif stamp_of(record) <= stamp_of(held.record):
+            raise LocalProtocolError("duplicate", "own record does not advance")
+        else:
+            self._replace(held, signed, record, now_s)
+
+    def _check(self, signed: SignedRecord) -> PeerRecord:
+        record = read_record(signed.body)
+        if record.run_id != self._run_id:
+            raise RemoteProtocolError("wrong_run", f"record of run {record.run_id[:8]}")
+        return record
+
+    def _insert(self, peer: PeerId, signed: SignedRecord, record: PeerRecord, now_s: float) -> None:
+        entry = Entry(record, signed, key_of(peer), since_s=now_s, last_heard_s=now_s)
+        if record.phase == "left":
+            entry.liveness = Liveness.LEFT
+        else:
+            self.present_count += 1
+        self._entries[peer] = entry
+        insort(self._ids, peer)
+        self._of_key[entry.key] = peer
+        self._of_body[signed.body] = peer
+        self._touch(entry)
+
+    def _replace(
+        self, held: Entry, signed: SignedRecord, record: PeerRecord, now_s: float
+    ) -> Meaning:
+        is_new_life = life_of(record) > held.life
+        has_restarted = record.incarnation > held.record.incarnation
+        before = held.liveness
+        del self._of_body[held.signed.body]
+        self._of_body[signed.body] = PeerId(record.peer)
+        held.record, held.signed = record, signed
+        held.last_heard_s = now_s
+        if record.phase == "left":
+            self.set_liveness(held, Liveness.LEFT, now_s)
+        elif is_new_life or held.liveness is Liveness.LEFT:
+            self.set_liveness(held, Liveness.ALIVE, now_s)
+        self._touch(held)
+        if has_restarted or (held.is_present and before not in PRESENT):
+            return Meaning.RETURNED
+        is_cleared = before is Liveness.SUSPECT and held.liveness is Liveness.ALIVE
+        return Meaning.REFUTED if is_cleared else Meaning.CHANGED
+
+    # --------------------------------------------------------------------------------- liveness
+
+    def set_liveness(self, entry: Entry, liveness: Liveness, now_s: float) -> None:
+        if entry.liveness is liveness:
+            return
+        was_present = entry.is_present
+        entry.liveness = liveness
+        entry.since_s = now_s
+        self.present_count += entry.is_present - was_present
+        self._touch(entry)
+
+    def heard(self, peer: PeerId, now_s: float) -> None:
+        """A message from the peer itself."""
+        entry = self._entries.get(peer)
+        if entry is not None:
+            entry.last_heard_s = now_s
+
+    def forget(self, peer: PeerId) -> bool:
+        """Drop a peer that is not present. False if there is none such."""
+        entry = self._entries.get(peer)
+        if entry is None or entry.is_present:
+            return False
+        del self._entries[peer]
+        del self._ids[bisect_left(self._ids, peer)]
+        del self._of_key[entry.key]
+        del self._of_body[entry.signed.body]
+        self.revision += 1
+        return True
+
+    def forget_older_than(self, age_s: float, now_s: float) -> list[PeerId]:
+        """Drop those dead or gone for longer than that."""
+        old = [peer for peer in self._ids if self._absent_s(peer, now_s) > age_s]
+        for peer in old:
+            self.forget(peer)
+        return old
+
+    def _absent_s(self, peer: PeerId, now_s: float) -> float:
+        entry = self._entries[peer]
+        return -1.0 if entry.is_present else now_s - entry.since_s
+
+    def _make_room(self, now_s: float) -> None:
+        """Keep the bound: the one absent longest goes, and if nobody is absent, nobody comes."""
+        if len(self._entries) < limits.PEERS_MAX:
+            return
+        longest = max(self._ids, key=lambda peer: (self._absent_s(peer, now_s), peer))
+        if not self.forget(longest):
+            self.counters["run_full"] += 1
+            raise RemoteProtocolError("run_full", f"{limits.PEERS_MAX} peers are known")
+
+    def _touch(self, entry: Entry) -> None:
+        entry.fingerprint = _fingerprint(entry)
+        entry.view = None
+        self.revision += 1
+
+    # ------------------------------------------------------------------------------------- view
+
+    def view(self, now_s: float) -> RosterView:
+        """The roster as a value. Built again when it changed, or when a second has passed."""
+        held = self._view
+        if held is not None and held.revision == self.revision and now_s - self._view_at_s < 1.0:
+            return held
+        peers = tuple(self._view_of(self._entries[peer]) for peer in self._ids)
+        index = {peer: place for place, peer in enumerate(self._ids)}
+        self._view = RosterView(peers, self.revision, index)
+        self._view_at_s = now_s
+        return self._view
+
+    @staticmethod
+    def _view_of(entry: Entry) -> PeerView:
+        view = entry.view
+        if view is None or view.last_heard_s != entry.last_heard_s:
+            view = PeerView(entry.record, entry.liveness, entry.last_heard_s)
+            entry.view = view
+        return view
+
+
+def _is_newer(signed: SignedRecord, record: PeerRecord, held: Entry) -> bool:
+    theirs, ours = stamp_of(record), stamp_of(held.record)
+    return theirs > ours or (theirs == ours and signed.body > held.signed.body)
+
+
+def _fingerprint(entry: Entry) -> int:
+    text = b"%b/%d/%d/%d" % (
+        entry.key,
+        entry.record.incarnation,
+        entry.record.version,
+        entry.is_present,
+    )
+    return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "big")

@@ -1,0 +1,117 @@
+"""Accusations and how long the accused has to answer (Lifeguard, arXiv 1707.00788).
+
+A lone accuser is often wrong, so the time begins long; every further independent accuser shortens
+it, logarithmically, down to a minimum that leaves room to hear of the accusation and refute it:
+
+    timeout(c) = max(min, max - (max - min) * log(c + 1) / log(k + 1))
+
+with c confirmations out of k expected ones. An accusation concerns one life of a peer: a pair
+(incarnation, refutation). A record of a later life ends it; a mere newer version does not, for such
+news may have left before the peer froze.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+from swarmd.protocols.ids import PeerId
+
+Life = tuple[int, int]
+"""(incarnation, refutation): what an accusation is about."""
+
+
+def suspicion_timeout_s(
+    confirmations: int, expected: int, timeout_s_min: float, timeout_s_max: float
+) -> float:
+    """Seconds from the first accusation to the verdict.
+
+    confirmations: accusers besides the first. expected: how many would bring it to the minimum; 0
+    where there is nobody else to ask, and then the minimum holds at once.
+    """
+    assert 0 <= timeout_s_min <= timeout_s_max
+    if expected <= 0 or confirmations >= expected:
+        return timeout_s_min
+    share = math.log(confirmations + 1) / math.log(expected + 1)
+    return max(timeout_s_min, timeout_s_max - (timeout_s_max - timeout_s_min) * share)
+
+
+@dataclass(slots=True)
+class Suspicion:
+    """One peer that stands accused."""
+
+    life: Life
+    since_s: float
+    expected: int
+    accusers: list[PeerId] = field(default_factory=list)
+    grace_s: float = 0.0
+    """Added when we ourselves were stopped: the accused could not reach us meanwhile."""
+    deadline_s: float = math.inf
+
+
+class Suspicions:
+    """The accused, with the moment at which each counts as dead."""
+
+    def __init__(self, timeout_s_min: float, timeout_s_max: float, expected_max: int) -> None:
+        self._timeout_s_min = timeout_s_min
+        self._timeout_s_max = timeout_s_max
+        self._expected_max = expected_max
+        self._of: dict[PeerId, Suspicion] = {}
+
+    def __contains__(self, peer: PeerId) -> bool:
+        return peer in self._of
+
+    def __len__(self) -> int:
+        return len(self._of)
+
+    def get(self, peer: PeerId) -> Suspicion | None:
+        return self._of.get(peer)
+
+    def accuse(self, peer: PeerId, life: Life, accuser: PeerId, now_s: float, others: int) -> bool:
+        """Note an accusation. True if it is worth passing on: it is new, or a new voice.
+
+        others: peers besides the accused and ourselves that could confirm it.
+        """
+        held = self._of.get(peer)
+        if held is None or life > held.life:
+            held = Suspicion(life, now_s, min(self._expected_max, others))
+            self._of[peer] = held
+        elif life < held.life or accuser in held.accusers:
+            return False
+        elif len(held.accusers) > held.expected:
+            return False
+        held.accusers.append(accuser)
+        self._set_deadline(held)
+        return True
+
+    def hasten(self, peer: PeerId) -> None:
+        """Somebody's time for this peer has run out: ours is the minimum now."""
+        held = self._of[peer]
+        held.expected = 0
+        self._set_deadline(held)
+
+    def is_half_spent(self, peer: PeerId, now_s: float) -> bool:
+        """Has it stood accused for half the least time?"""
+        held = self._of[peer]
+        return now_s - held.since_s - held.grace_s >= self._timeout_s_min / 2
+
+    def end(self, peer: PeerId) -> None:
+        self._of.pop(peer, None)
+
+    def extend(self, grace_s: float) -> None:
+        """We were stopped for so long: everybody accused gets it on top."""
+        for held in self._of.values():
+            held.grace_s += grace_s
+            self._set_deadline(held)
+
+    def expired(self, now_s: float) -> list[PeerId]:
+        """Whose time is up, by id."""
+        if not self._of:
+            return []
+        return sorted(peer for peer, held in self._of.items() if held.deadline_s <= now_s)
+
+    def _set_deadline(self, held: Suspicion) -> None:
+        timeout_s = suspicion_timeout_s(
+            len(held.accusers) - 1, held.expected, self._timeout_s_min, self._timeout_s_max
+        )
+        held.deadline_s = held.since_s + held.grace_s + timeout_s
