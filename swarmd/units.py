@@ -107,13 +107,13 @@ def format_duration(seconds: float) -> str:
 
 def format_size(size_bytes: int) -> str:
     """The shortest form that `parse_size` reads back exactly."""
-    forms = [str(size_bytes)]
+    forms = []
     for base, suffix in ((1024, "iB"), (1000, "")):
         for unit in ("T", "G", "M", "K"):
             factor = base ** _POWERS[unit.lower()]
             if size_bytes and size_bytes % factor == 0:
                 forms.append(f"{size_bytes // factor}{unit}{suffix}")
-    return min(forms, key=len)
+    return min([*forms, str(size_bytes)], key=len)
 
 
 def format_rate(bytes_per_s: float) -> str:
