@@ -41,19 +41,20 @@ def dense_state(stage: Stage, params: Parameters) -> dict[str, Tensor]:
     for name, value in params.items():
         if name.startswith("layers."):
             _, layer, kind = name.split(".", 2)
-            dense = _multiplied_out(stage, value) if kind.endswith("_z") else value.T
             hf_name = _LAYER_NAMES[kind.removesuffix("_z")]
-            state[f"model.layers.{layer}.{hf_name}.weight"] = value if value.dim() == 1 else dense
+            state[f"model.layers.{layer}.{hf_name}.weight"] = _as_linear(stage, kind, value)
     if stage.is_last:
         state["model.norm.weight"] = params["norm.final"]
         state["lm_head.weight"] = params["head.weight"]
     return {name: value.detach().to(stage.dtype).contiguous() for name, value in state.items()}
 
 
-def _multiplied_out(stage: Stage, z_FK: Tensor) -> Tensor:
-    """(Z U^T)^T = U Z^T, (d, in)."""
-    assert isinstance(stage.boundary, SubspaceBoundary)
-    return stage.boundary.u_DK.double() @ z_FK.double().T
+def _as_linear(stage: Stage, kind: str, value: Tensor) -> Tensor:
+    """(out, in), a factored weight as (Z U^T)^T = U Z^T; a gain as it is."""
+    if kind.endswith("_z"):
+        assert isinstance(stage.boundary, SubspaceBoundary)
+        return stage.boundary.u_DK.double() @ value.double().T
+    return value if value.dim() == 1 else value.T
 
 
 def _embedding(stage: Stage, params: Parameters) -> Tensor:
