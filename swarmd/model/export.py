@@ -32,7 +32,7 @@ _LAYER_NAMES = {
 
 @torch.no_grad()
 def dense_state(stage: Stage, params: Parameters) -> dict[str, Tensor]:
-    """Contiguous tensors on the stage's device, in its dtype. Linear weights as (out, in)."""
+    """Contiguous tensors on the CPU, in the stage's dtype. Linear weights as (out, in)."""
     state: dict[str, Tensor] = {}
     if stage.is_first:
         state["model.embed_tokens.weight"] = _embedding(stage, params)
@@ -46,14 +46,16 @@ def dense_state(stage: Stage, params: Parameters) -> dict[str, Tensor]:
     if stage.is_last:
         state["model.norm.weight"] = params["norm.final"]
         state["lm_head.weight"] = params["head.weight"]
-    return {name: value.detach().to(stage.dtype).contiguous() for name, value in state.items()}
+    return {
+        name: value.detach().cpu().to(stage.dtype).contiguous() for name, value in state.items()
+    }
 
 
 def _as_linear(stage: Stage, kind: str, value: Tensor) -> Tensor:
     """(out, in), a factored weight as (Z U^T)^T = U Z^T; a gain as it is."""
     if kind.endswith("_z"):
         assert isinstance(stage.boundary, SubspaceBoundary)
-        return stage.boundary.u_DK.double() @ value.double().T
+        return stage.boundary.u_DK.cpu().double() @ value.cpu().double().T
     return value if value.dim() == 1 else value.T
 
 

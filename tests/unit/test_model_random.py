@@ -58,7 +58,7 @@ def test_the_bits_never_change() -> None:
 
 def test_chunks_and_rows_do_not_show(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = gaussian(3, (60, 7), 1.0)
-    monkeypatch.setattr("swarmd.model.counter_random._CHUNK_ELEMENTS", 16)
+    monkeypatch.setattr("swarmd.model.counter_random._CHUNK_ELEMENTS_CPU", 16)
     assert torch.equal(gaussian(3, (60, 7), 1.0), whole)
     rows = torch.tensor([59, 0, 33, 33])
     assert torch.equal(gaussian_rows(3, rows, 7, 1.0), whole[rows])
