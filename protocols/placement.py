@@ -1,0 +1,103 @@
+"""What this peer does about its own stage: claims, waits, takes, moves; decided by assignment.py.
+
+    joining   claims the stage that the plan gives it; the claim stands in its record for all to see
+              until it has looked right for claim_settle_s; then it is taken: syncing
+    active    moves if the plan says so: at once (after claim_settle_s) to a stage without peers,
+              and of free will only when the map has been still and the gain is worth it
+
+A peer that moves is a joiner again for that moment. So if two peers set out for the same place,
+everybody sees both, and the plan seats one of them elsewhere, mostly back where it came from.
+Times are our own: how long a map or a claim has been the same is what we saw ourselves.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from swarmd.protocols.assignment import AssignmentLimits, Plan, StageNeeds, plan, stage_map
+from swarmd.protocols.ids import PeerId
+from swarmd.protocols.messages.gossip import PeerRecord
+from swarmd.protocols.roster import RosterView
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """What our record should say from now on, for Membership.update_own. Empty: nothing new."""
+
+    fields: dict[str, Any] = field(default_factory=dict)
+    why: str = ""
+    """keep, claim, take, fill, move, settled; flapping, does_not_fit, cordoned on standby."""
+
+
+class Placement:
+    """Call `review` when the view changed, and every second or so.
+
+    Only once the roster can be trusted: a link is up and rosters were compared, or we are the
+    first. Else every starter would found a swarm of its own.
+    """
+
+    def __init__(self, own: PeerId, needs: StageNeeds, seed: int, limits: AssignmentLimits) -> None:
+        self._own = own
+        self._needs = needs
+        self._seed = seed
+        self._limits = limits
+        self._map_version = ""
+        self._map_since_s = 0.0
+        self._wish: tuple[int | None, str] = (None, "")
+        self._wish_since_s = 0.0
+        self._stage: int | None = None
+        self._stage_since_s = 0.0
+        self._plan: tuple[int, bool, Plan] | None = None
+
+    def review(self, view: RosterView, now_s: float) -> Change:
+        """What to change about ourselves, if anything."""
+        own = view.get(self._own)
+        assert own is not None, "we are not in our own roster"
+        record = own.record
+        self._note(view, record, now_s)
+        if record.observer or record.phase in ("draining", "left", "syncing"):
+            return Change()
+        seat = self.plan(view, now_s).seat_of(self._own)
+        assert seat is not None, "present, and no observer"
+        if (seat.stage, seat.why) != self._wish:
+            self._wish, self._wish_since_s = (seat.stage, seat.why), now_s
+        is_settled = now_s - self._wish_since_s >= self._limits.claim_settle_s
+        if record.phase == "joining":
+            return self._join(record, seat.stage, seat.why, is_settled)
+        if seat.why in ("fill", "move") and is_settled:
+            return Change({"stage": seat.stage, "phase": "joining", "settled": False}, seat.why)
+        dwelt_s = now_s - self._stage_since_s
+        if not record.settled and dwelt_s >= self._limits.dwell_s:
+            return Change({"settled": True}, "settled")
+        return Change({}, "keep")
+
+    def plan(self, view: RosterView, now_s: float) -> Plan:
+        """What everybody with this view finds; also for `swarmd plan`."""
+        quiet_s = now_s - self._map_since_s
+        is_quiet = quiet_s >= self._limits.settling_s
+        held = self._plan
+        if held is None or held[:2] != (view.revision, is_quiet):
+            found = plan(view, self._needs, self._seed, self._limits, quiet_s)
+            self._plan = held = (view.revision, is_quiet, found)
+        return held[2]
+
+    def next_check_s(self, now_s: float) -> float:
+        """Until the map has been still long enough for a free move."""
+        return max(0.0, self._map_since_s + self._limits.settling_s - now_s)
+
+    def _join(self, record: PeerRecord, stage: int | None, why: str, is_settled: bool) -> Change:
+        if stage is None:
+            return Change({} if record.stage is None else {"stage": None}, why)
+        if record.stage != stage:
+            return Change({"stage": stage}, "claim")
+        if is_settled:
+            return Change({"phase": "syncing"}, "take")
+        return Change({}, "claim")
+
+    def _note(self, view: RosterView, record: PeerRecord, now_s: float) -> None:
+        version = stage_map(view, self._needs.stages).version
+        if version != self._map_version:
+            self._map_version, self._map_since_s = version, now_s
+        if record.stage != self._stage or record.phase == "joining":
+            self._stage, self._stage_since_s = record.stage, now_s
