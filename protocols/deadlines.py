@@ -6,9 +6,10 @@
 us to wait for 60 s. Until five exchanges are known the deadline is `hi`.
 
 A deadline that passes cuts off the very observation that would have shown that it was too short,
-so a peer that became slower would be given up for ever. Therefore each miss doubles the deadline,
-up to `hi`, until an answer has come within the plain one again; late answers that still arrive
-count as observations like all others, and when they are half of the window they are the median.
+so a peer that became slower would be given up for ever. Therefore a miss doubles the deadline, up
+to `hi`, until an answer has come within the plain one again (what was sent before the last miss
+says nothing new). Late answers that still arrive are observations like all others, and when they
+are half of the window they are the median.
 """
 
 from __future__ import annotations
@@ -42,6 +43,7 @@ class AdaptiveDeadline:
         self._observations_min = observations_min
         self._s_per_byte: deque[float] = deque(maxlen=window)
         self._patience = 1.0
+        self._missed_at_s = float("-inf")
 
     def observe(self, elapsed_s: float, size_bytes: int = 1) -> None:
         """An exchange of `size_bytes` ended after `elapsed_s`, in time or not."""
@@ -49,9 +51,11 @@ class AdaptiveDeadline:
             self._patience = 1.0
         self._s_per_byte.append(elapsed_s / max(1, size_bytes))
 
-    def missed(self) -> None:
-        """The deadline passed without an answer."""
-        self._patience = min(2.0 * self._patience, self.hi_s / max(self.lo_s, 1e-3))
+    def missed(self, sent_s: float, now_s: float) -> None:
+        """The deadline of what was sent at `sent_s` passed without an answer."""
+        if sent_s >= self._missed_at_s:
+            self._patience = min(2.0 * self._patience, self.hi_s / max(self.lo_s, 1e-3))
+            self._missed_at_s = now_s
 
     def typical_s(self, size_bytes: int = 1) -> float | None:
         """The median, or None while too few exchanges are known."""

@@ -51,6 +51,7 @@ class Backward:
     """Continue a micro-batch whose graph the worker holds, with the gradient of what it sent on.
 
     `accumulate=False`: return the input gradient only, the parameter gradient was counted before.
+    If it fails, the graph stays: another gradient may be tried, or the graph forgotten.
     """
 
     micro_batch: MicroBatchId

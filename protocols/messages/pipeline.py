@@ -24,6 +24,9 @@ from swarmd.protocols.schema import (
     uint,
 )
 
+LOSS_SUM_MAX = 1e12
+"""A larger one is as good as infinite."""
+
 
 @message(40)
 class MicroBatchRef(Message):
@@ -64,7 +67,7 @@ class Gradient(Message):
     ref: MicroBatchRef = nested(MicroBatchRef)
     basis_version: int = uint(65_535)
     samples: int = uint(1 << 20, low=1)
-    loss_sum: float = number(-1e12, 1e12)
+    loss_sum: float = number(-LOSS_SUM_MAX, LOSS_SUM_MAX)
     """Sum over samples of the mean loss per token, nats."""
     busy_s: float = seconds(default=0.0)
     """Time the callee's own worker spent on it, for routing."""

@@ -48,15 +48,22 @@ def test_only_the_last_32_exchanges_count() -> None:
 def test_each_miss_doubles_the_deadline_up_to_the_highest() -> None:
     deadline = deadline_after(*R7_SAMPLES_S)
     waits_s = []
-    for _ in range(6):
-        deadline.missed()
+    for sent_s in range(6):
+        deadline.missed(sent_s, sent_s + 1)
         waits_s.append(deadline.seconds())
     assert waits_s == pytest.approx([3.2, 6.4, 12.8, 25.6, 30.0, 30.0])
 
 
+def test_what_was_sent_before_the_last_miss_is_no_further_miss() -> None:
+    deadline = deadline_after(*R7_SAMPLES_S)
+    for sent_s in (0.0, 0.1, 0.2, 0.3):
+        deadline.missed(sent_s, sent_s + 1.6)
+    assert deadline.seconds() == pytest.approx(3.2)
+
+
 def test_an_answer_in_plain_time_ends_the_patience_and_a_late_one_does_not() -> None:
     deadline = deadline_after(*R7_SAMPLES_S)
-    deadline.missed()
+    deadline.missed(0.0, 1.6)
     deadline.observe(3.0)
     assert deadline.seconds() > 3.0
     deadline.observe(1.0)
@@ -66,9 +73,9 @@ def test_an_answer_in_plain_time_ends_the_patience_and_a_late_one_does_not() -> 
 def test_a_peer_that_became_five_times_slower_is_believed_in_the_end() -> None:
     deadline = deadline_after(*[1.0] * 32)
     misses = 0
-    for _ in range(64):
+    for index in range(64):
         if deadline.seconds() < 5.0:
-            deadline.missed()
+            deadline.missed(10.0 * index, 10.0 * index + 5.0)
             misses += 1
         else:
             deadline.observe(5.0)
@@ -87,6 +94,6 @@ def test_deadline_stays_within_its_bounds(
     elapsed_s: list[float], misses: int, size_bytes: int
 ) -> None:
     deadline = deadline_after(*elapsed_s, lo_s=0.5, hi_s=20.0)
-    for _ in range(misses):
-        deadline.missed()
+    for sent_s in range(misses):
+        deadline.missed(sent_s, sent_s + 1)
     assert 0.5 <= deadline.seconds(size_bytes) <= 20.0
