@@ -20,6 +20,7 @@ Only the layer that can act catches. `code` is stable and is what status, logs a
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from swarmd.protocols.errors import (
     LocalProtocolError,
@@ -52,11 +53,21 @@ __all__ = [
 class UserError(SwarmdError):
     """Something only the user can mend. One line, a hint, and the exit code of docs/cli.md."""
 
-    def __init__(self, message: str, *, code: str, exit_code: int, hint: str = "") -> None:
+    def __init__(
+        self,
+        message: str,
+        *,
+        code: str,
+        exit_code: int,
+        hint: str = "",
+        details: dict[str, Any] | None = None,
+    ) -> None:
         super().__init__(message)
         self.code = code
         self.exit_code = exit_code
         self.hint = hint
+        self.details = details or {}
+        """Plain values, for `--json`."""
 
 
 class TransportError(SwarmdError):

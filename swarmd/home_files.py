@@ -21,7 +21,7 @@ KNOWN_PEERS_MAX = 256
 """Enough to find a large swarm again, few enough to be written often."""
 
 
-# ------------------------------------------------------------------------------------ incarnation
+# -------------------------------------------------------------------------------------- incarnation
 
 
 def read_incarnation(home: Home) -> int:
@@ -45,7 +45,7 @@ def raise_incarnation(home: Home, *, at_least: int = 0) -> int:
     return incarnation
 
 
-# -------------------------------------------------------------------------------------- last exit
+# ---------------------------------------------------------------------------------------- last exit
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,7 +84,7 @@ def clear_last_exit(home: Home) -> None:
     home.last_exit_file.unlink(missing_ok=True)
 
 
-# ------------------------------------------------------------------------------------ known peers
+# -------------------------------------------------------------------------------------- known peers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,7 +138,7 @@ def _known_peer(item: object) -> KnownPeer | None:
         return None
 
 
-# ------------------------------------------------------------------------------------- known runs
+# --------------------------------------------------------------------------------------- known runs
 
 
 @dataclass(frozen=True, slots=True)

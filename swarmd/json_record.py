@@ -72,7 +72,7 @@ def record(name: str, *, version: int = 1) -> Callable[[type[_T]], type[_T]]:
     return wrap
 
 
-# -------------------------------------------------------------------------------------------- time
+# --------------------------------------------------------------------------------------------- time
 
 
 def utc(at_unix_s: float | None = None) -> str:
@@ -89,7 +89,7 @@ def unix_s(text: str) -> float:
     return datetime.fromisoformat(text).timestamp()
 
 
-# --------------------------------------------------------------------------------------- rendering
+# ---------------------------------------------------------------------------------------- rendering
 
 
 def render(value: Record, *, generated_at: str | None = None) -> dict[str, Any]:
@@ -124,7 +124,7 @@ def to_json(value: Mapping[str, Any], *, indent: int | None = None) -> str:
     )
 
 
-# ----------------------------------------------------------------------------------------- reading
+# ------------------------------------------------------------------------------------------ reading
 
 
 def from_plain(kind: type[_T], found: Any) -> _T:

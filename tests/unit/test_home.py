@@ -37,7 +37,7 @@ def home(tmp_path: Path) -> Home:
     return found
 
 
-# ------------------------------------------------------------------------------------------ places
+# ------------------------------------------------------------------------------------------- places
 
 
 def test_flag_wins_over_variable_service_and_user(tmp_path: Path) -> None:
@@ -115,7 +115,7 @@ def test_home_that_is_a_file_is_a_user_error(tmp_path: Path) -> None:
         find_home(str(tmp_path / "file" / "home")).create()
 
 
-# ----------------------------------------------------------------------------------- atomic writes
+# ------------------------------------------------------------------------------------ atomic writes
 
 
 def test_failed_write_leaves_the_old_content_and_nothing_else(tmp_path: Path) -> None:
@@ -153,7 +153,7 @@ def test_what_the_system_says_becomes_our_error() -> None:
     assert isinstance(store_error(path, OSError(13, "denied")), NotPermitted)
 
 
-# -------------------------------------------------------------------------------------------- lock
+# --------------------------------------------------------------------------------------------- lock
 
 HOLD = """
 import sys
@@ -235,7 +235,7 @@ def test_reading_who_holds_it_does_not_free_it(home: Home) -> None:
     lock.release()
 
 
-# ------------------------------------------------------------------------------------- small files
+# -------------------------------------------------------------------------------------- small files
 
 
 def test_incarnation_rises_with_each_start_and_never_repeats(home: Home) -> None:

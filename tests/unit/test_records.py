@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from json_schema_check import assert_valid, check
+from status_samples import rendered_peers, rendered_status, smallest_status
 
 from swarmd import __version__
 from swarmd.health import BAD, CODES, HealthBook, health_of, severity_of
@@ -17,22 +18,7 @@ from swarmd.protocols.reasons import STATES
 from swarmd.records import ErrorPart, ErrorRecord
 from swarmd.result_records import Eval
 from swarmd.schemas import names, record_named, schema_of
-from swarmd.status import PeerPart, ReasonPart, State, Status, TimePart
-
-NOW = "2026-11-30T12:00:00.000Z"
-
-
-def smallest_status(**more: Any) -> Status:
-    """A peer in its first instant: nothing measured, nobody known."""
-    return Status(
-        peer=PeerPart(
-            id="12D3KooWx", name="alder", incarnation=1, pid=7, home="/h", started_at=NOW
-        ),
-        state="starting",
-        reason=ReasonPart(code="starting", text="step 1 of 5", since=NOW, for_s=0.0),
-        time=TimePart(uptime_s=0.0),
-        **more,
-    )
+from swarmd.status import State, Status
 
 
 def test_every_object_begins_with_the_same_four_fields() -> None:
@@ -47,6 +33,11 @@ def test_cli_03_nothing_measured_is_still_a_complete_and_valid_status() -> None:
     assert found["progress"]["loss"] is None
     assert found["stage"] is None
     assert found["last_round"]["missing"] == []
+
+
+def test_full_objects_are_valid() -> None:
+    assert_valid(rendered_status())
+    assert_valid(rendered_peers())
 
 
 def test_every_field_of_the_contract_is_there() -> None:
@@ -168,7 +159,7 @@ def test_schema_refuses_what_the_contract_refuses() -> None:
         assert check(broken, schema, schema["$defs"], "error")
 
 
-# ------------------------------------------------------------------------------------------ health
+# ------------------------------------------------------------------------------------------- health
 
 
 def test_health_level_is_the_worst_item() -> None:
