@@ -131,7 +131,7 @@ class BulkWays:
         return live[0] if live else None
 
     async def _dedicated(self) -> Pump | None:
-        """Dial, and ask to be dialled if that takes long. None if neither works."""
+        """A dedicated connection within a while, whoever opened it. None if there is none."""
         now_s = trio.current_time()
         failed_s = self._dedicated_failed_s
         if failed_s is not None and now_s - failed_s < self._limits.bulk_retry_s:
@@ -139,44 +139,45 @@ class BulkWays:
         if not self.addresses and not self._underlay.bulk_addresses():
             self.reason = "neither side has a bulk port"
             return None
+        self.be_called()
         with trio.move_on_after(DEDICATED_S):
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(self._dial_dedicated)
-                nursery.start_soon(self._call_after, CALL_AFTER_S)
-                while True:
-                    pump = self._standing()
-                    if pump is not None and pump.carrier.kind != "stream":
-                        nursery.cancel_scope.cancel()
-                        self._dedicated_failed_s = None
-                        return pump
-                    await self._new_pump.wait()
+            while True:
+                pump = self._standing()
+                if pump is not None and pump.carrier.kind != "stream":
+                    self._dedicated_failed_s = None
+                    return pump
+                await self._new_pump.wait()
         self._dedicated_failed_s = trio.current_time()
         return None
 
-    async def _call_after(self, delay_s: float) -> None:
-        await trio.sleep(delay_s)
-        self._say_call()
-
     async def _dial_dedicated(self) -> None:
-        """All addresses, a little after one another; the first that works stays."""
-        if not self.addresses:
-            self.reason = "the peer has no bulk port"
-            return
+        """All addresses, a little after one another; the first that works stays.
+
+        It goes on when the peer's own dial is faster: if both gave up theirs for the other's, both
+        would lose.
+        """
         self._dialling = True
         causes: dict[str, str] = {}
         try:
             async with trio.open_nursery() as nursery:
-                for address in self.addresses:
-                    nursery.start_soon(self._dial_one, address, causes, nursery.cancel_scope)
-                    with trio.move_on_after(self._limits.dial_stagger_s):
-                        while address not in causes:
-                            await self._tried.wait()
+                nursery.start_soon(self._call_after, CALL_AFTER_S)
+                async with trio.open_nursery() as dials:
+                    for address in self.addresses:
+                        dials.start_soon(self._dial_one, address, causes, nursery.cancel_scope)
+                        with trio.move_on_after(self._limits.dial_stagger_s):
+                            while address not in causes:
+                                await self._tried.wait()
+                nursery.cancel_scope.cancel()
         finally:
             self._dialling = False
         if len(causes) == len(self.addresses):
             said = ", ".join(f"{address} {cause}" for address, cause in causes.items())
-            self.reason = f"the peer's bulk port did not answer: {said}"
+            self.reason = f"no bulk port of the peer answered: {said or 'it has none'}"
             self._say_call()
+
+    async def _call_after(self, delay_s: float) -> None:
+        await trio.sleep(delay_s)
+        self._say_call()
 
     async def _dial_one(
         self, address: str, causes: dict[str, str], scope: trio.CancelScope

@@ -37,6 +37,7 @@ VERSION = 1
 LANES = tuple(int(priority) for priority in Priority)
 FRAME_BODY_BYTES_MAX = 1 << 20
 HELLO_BYTES_MAX = 8 << 10
+CERTIFICATE_BYTES_MAX = 2 << 10
 GOODBYE_BYTES_MAX = 256
 DIGEST_BYTES = 16
 NONCE_BYTES = 8
@@ -112,7 +113,8 @@ class Hello:
     nonce: of this start of the peer; a restarted peer is told from a lagging one by it.
     yours: the nonce the sender believes the receiver to have (bulk only: same pair of starts?).
     window_bytes: a message may begin while fewer unread bytes than this are out on its lane.
-    bulk: addresses of the sender's bulk port. observed: where the sender sees the receiver.
+    bulk: addresses of the sender's bulk port. certificate: what it shows there, DER.
+    observed: where the sender sees the receiver, `IP:PORT`.
     shape: rate in bytes/s (0: none) and delay in s that the sender puts on its own links.
     """
 
@@ -121,6 +123,7 @@ class Hello:
     window_bytes: int
     yours: bytes = b""
     bulk: tuple[str, ...] = ()
+    certificate: bytes = b""
     observed: str = ""
     shape: tuple[float, float] = (0.0, 0.0)
 
@@ -133,6 +136,7 @@ class Hello:
                 "window": self.window_bytes,
                 "yours": self.yours,
                 "bulk": list(self.bulk),
+                "certificate": self.certificate,
                 "observed": self.observed,
                 "shape": list(self.shape),
             }
@@ -150,6 +154,7 @@ def decode_hello(body: bytes | bytearray) -> Hello:
     nonce, yours = plain.get("nonce"), plain.get("yours", b"")
     window, plane = plain.get("window"), plain.get("plane")
     bulk, observed = plain.get("bulk", []), plain.get("observed", "")
+    certificate = plain.get("certificate", b"")
     shape = plain.get("shape", [0.0, 0.0])
     sound = (
         isinstance(nonce, bytes)
@@ -162,6 +167,8 @@ def decode_hello(body: bytes | bytearray) -> Hello:
         and isinstance(bulk, list)
         and len(bulk) <= limits.ADDRESSES_MAX
         and all(isinstance(a, str) and len(a) <= limits.ADDRESS_CHARS_MAX for a in bulk)
+        and isinstance(certificate, bytes)
+        and len(certificate) <= CERTIFICATE_BYTES_MAX
         and isinstance(observed, str)
         and len(observed) <= limits.ADDRESS_CHARS_MAX
         and isinstance(shape, list)
@@ -176,6 +183,7 @@ def decode_hello(body: bytes | bytearray) -> Hello:
         window_bytes=window,
         yours=yours,
         bulk=tuple(bulk),
+        certificate=certificate,
         observed=observed,
         shape=(float(shape[0]), float(shape[1])),
     )

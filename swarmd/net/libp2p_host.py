@@ -19,12 +19,16 @@ leaves a stream handler or a notifee would end the process, so none does.
 from __future__ import annotations
 
 import logging
+import os
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import multiaddr
 import trio
+from cryptography import x509
+from cryptography.x509.oid import NameOID
 from libp2p import new_host
 from libp2p.abc import IListener, INetConn, INetStream, INotifee, IRawConnection, ITransport
 from libp2p.crypto.ed25519 import create_new_key_pair
@@ -40,11 +44,12 @@ from libp2p.rcmgr import ResourceLimits, new_resource_manager
 from libp2p.security.noise.exceptions import PeerIDMismatchesPubkey
 from libp2p.security.noise.transport import PROTOCOL_ID as NOISE_ID
 from libp2p.security.noise.transport import Transport as NoiseTransport
+from libp2p.security.tls.certificate import generate_certificate, verify_certificate_chain
 from libp2p.stream_muxer.yamux.yamux import PROTOCOL_ID as YAMUX_ID
 from libp2p.stream_muxer.yamux.yamux import Yamux
 
 from swarmd.net.addresses import Address, parse_address
-from swarmd.net.sockets import RawStream, connect
+from swarmd.net.sockets import Doorway, RawStream, connect
 from swarmd.net.underlay import Buffer, CarrierEnded, DialFailed, Tally
 from swarmd.protocols.ids import PeerId
 
@@ -65,7 +70,10 @@ STREAMS_MAX = 64
 """Open streams of one connection. We use two; the library hangs for good at 256."""
 UNREAD_BYTES_MAX = 24 << 20
 """Of one connection. The library's window is at most 16 MiB a stream, but it enforces none."""
-HALF_OPEN_MAX = 64
+CERTIFICATE_DAYS = 365 * 100
+"""It proves a key, not a date; it ends with the process."""
+BACKDATED_DAYS = 7
+"""For peers whose clock is behind."""
 
 StreamHandler = Callable[["Libp2pConnection", "StreamCarrier"], Awaitable[None]]
 
@@ -80,6 +88,36 @@ def key_pair_of(seed: bytes) -> Any:
 
 def peer_id_of_seed(seed: bytes) -> PeerId:
     return PeerId(str(ID.from_pubkey(key_pair_of(seed).public_key)))
+
+
+def make_certificate(key_pair: Any) -> tuple[str, str]:
+    """A certificate of the libp2p TLS specification for this start, and its key. Both PEM.
+
+    Each has a name of its own: OpenSSL looks trusted certificates up by name.
+    """
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, os.urandom(8).hex())])
+    now = datetime.now(UTC)
+    template = (
+        x509.CertificateBuilder()
+        .serial_number(x509.random_serial_number())
+        .subject_name(name)
+        .issuer_name(name)
+        .not_valid_before(now - timedelta(days=BACKDATED_DAYS))
+        .not_valid_after(now + timedelta(days=CERTIFICATE_DAYS))
+        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=False)
+    )
+    return generate_certificate(key_pair.private_key, template)
+
+
+def check_certificate(certificate: bytes, peer: PeerId) -> None:
+    """Raises ValueError unless this DER certificate is signed by the key that `peer` names."""
+    try:
+        key = verify_certificate_chain([x509.load_der_x509_certificate(certificate)])
+        found = str(ID.from_pubkey(key))
+    except Exception as error:  # the library raises its own types and cryptography's
+        raise ValueError(f"certificate refused: {error}") from None
+    if found != peer:
+        raise ValueError(f"certificate of {found}")
 
 
 def silence_libp2p() -> None:
@@ -205,14 +243,15 @@ class StreamCarrier:
         await trio.lowlevel.checkpoint()
         data = b"".join(parts)
         for at in range(0, len(data), WRITE_BYTES):
-            if self._closed or self._raw.closed:
-                raise CarrierEnded("dropped")
+            # A write on a connection that is closed may return without an error.
+            if self._raw.closed:
+                raise CarrierEnded(self._end_cause())
             failure = None
             with trio.move_on_after(STALL_S, shield=True) as scope:
                 try:
                     await self._stream.write(data[at : at + WRITE_BYTES])
                 except Exception as error:
-                    failure = CarrierEnded("dropped" if self._raw.closed else "lost", repr(error))
+                    failure = CarrierEnded(self._end_cause(), repr(error))
             if failure is not None:
                 raise failure
             if scope.cancelled_caught:  # no await between here and the raise
@@ -225,14 +264,16 @@ class StreamCarrier:
                 # Large reads: the library sends a window update for each.
                 data = await self._stream.read(65_536)
             except Exception as error:
-                raise CarrierEnded(
-                    "dropped" if self._closed or self._raw.closed else "lost", repr(error)
-                ) from None
+                raise CarrierEnded(self._end_cause(), repr(error)) from None
             if not data:
                 raise CarrierEnded("lost", "end of stream")
             self._held += data
         view[:] = self._held[: len(view)]
         del self._held[: len(view)]
+
+    def _end_cause(self) -> str:
+        """The library closes the socket at its end, too; so a closed socket says nothing."""
+        return "dropped" if self._closed else "lost"
 
     def close_now(self) -> None:
         self._closed = True
@@ -305,7 +346,7 @@ class Libp2pHost:
         self._host: Any = None
         self._nursery: trio.Nursery | None = None
         self._raws: set[RawStream] = set()
-        self._half_open: dict[RawStream, None] = {}
+        self._doorway = Doorway(self.counts)
         self._claimed: set[RawStream] = set()
 
     async def run(
@@ -403,20 +444,14 @@ class Libp2pHost:
         assert self._tcp.listener is not None
         raw = RawStream(stream)
         self._raws.add(raw)
-        self._half_open[raw] = None
-        while len(self._half_open) > HALF_OPEN_MAX:
-            oldest = next(iter(self._half_open))
-            del self._half_open[oldest]
-            self.counts["half_open_evicted"] += 1
-            oldest.close_now()
+        self._doorway.enter(raw)
         try:
             with raw.on_close:
                 await self._tcp.listener.handler(_TcpStream(raw))
         except Exception as error:
             log.debug("inbound_failed error=%r", error)
         finally:
-            if raw in self._half_open:
-                del self._half_open[raw]
+            if self._doorway.leave(raw):
                 self.counts["handshake_failed"] += 1
             raw.close_now()
             self._forget(raw)
@@ -450,10 +485,8 @@ class Libp2pHost:
     def connected(self, conn: INetConn) -> None:
         """An inbound or outbound connection is upgraded."""
         raw = _raw_of(conn)
-        if raw in self._half_open:
-            del self._half_open[raw]
-            if self._nursery is not None:
-                self._nursery.start_soon(self._expect_claim, raw)
+        if self._doorway.leave(raw) and self._nursery is not None:
+            self._nursery.start_soon(self._expect_claim, raw)
 
     async def _expect_claim(self, raw: RawStream) -> None:
         await trio.sleep(CLAIM_S)

@@ -70,6 +70,8 @@ class Link:
         self.opened_by_us = opened_by_us
         self.opened_s = trio.current_time()
         self.ended_s: float | None = None
+        self.gone = trio.Event()
+        """Set once the link is out of every table."""
         self.channel = channel
         self.rtt_s: float | None = None
         self._limits = limits
@@ -133,9 +135,6 @@ class Link:
         """End now."""
         self._pump.stop(cause, text)
         self.channel.close_now()
-
-    async def wait_ended(self) -> None:
-        await self._pump.ended.wait()
 
     async def _beat(self) -> None:
         every_s, silence_s = self._limits.heartbeat_s, self._limits.silence_s

@@ -176,7 +176,7 @@ class LinkTransport:
             link.part("closing")
         with trio.move_on_after(GOODBYE_ALL_S):
             for link in links:
-                await link.wait_ended()
+                await link.gone.wait()
         for link in links:
             link.drop("dropped", "the transport was closed")
         if self._nursery is not None:
@@ -254,6 +254,7 @@ class LinkTransport:
             nonce=self._nonce,
             window_bytes=self._limits.control_window_bytes,
             bulk=tuple(self._underlay.bulk_addresses()),
+            certificate=self._underlay.certificate,
             observed=channel.remote,
             shape=self._shape,
         )
@@ -277,11 +278,11 @@ class LinkTransport:
             old = self._links.get(peer)
             if old is not None:
                 old.drop("lost", "the peer came again")
-                await old.wait_ended()
+                await old.gone.wait()
             await say_hello(carrier, self._hello(channel))
             link = self._adopt(channel, hello, opened_by_us=False)
             if link is not None:
-                await link.wait_ended()
+                await link.gone.wait()
         except CarrierEnded as ended:
             self._counts[f"hello_{ended.cause}"] += 1
         except RemoteProtocolError as error:
@@ -356,6 +357,7 @@ class LinkTransport:
             opened_by_us=opened_by_us,
         )
         self._links[link.peer] = link
+        self._underlay.link_opened(link.peer, hello.certificate)
         self._tell(LinkOpened(link.peer))
         self._nursery.start_soon(self._run_link, link)
         return link
@@ -369,7 +371,9 @@ class LinkTransport:
             cause = "dropped"
         finally:
             del self._links[link.peer]
+            self._underlay.link_ended(link.peer)
             self._past.append(link)
+            link.gone.set()
             if not self._closing or self._nursery is not None:
                 self._tell(LinkEnded(link.peer, cause))
 

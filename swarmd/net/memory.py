@@ -67,7 +67,7 @@ class MemoryNetwork:
         self._no_bulk: set[tuple[PeerId, PeerId]] = set()
         self._frozen: set[PeerId] = set()
         self._underlays: dict[PeerId, MemoryUnderlay] = {}
-        self._pipes: set[_Pipe] = set()
+        self._pipes: dict[_Pipe, None] = {}
         self.changed = Wakeup()
 
     def transport(
@@ -99,12 +99,12 @@ class MemoryNetwork:
         self._silent.add((a, b))
         if both_ways:
             self._silent.add((b, a))
-        self.changed.set()
+        self._tell_all()
 
     def heal(self, a: PeerId, b: PeerId) -> None:
         """Undo `cut`. What was under way comes through, as repeated by TCP."""
         self._silent -= {(a, b), (b, a)}
-        self.changed.set()
+        self._tell_all()
 
     def block_bulk(self, a: PeerId, b: PeerId) -> None:
         """No dedicated bulk connection between the two any more; those that stand are reset."""
@@ -118,16 +118,21 @@ class MemoryNetwork:
     def freeze(self, peer: PeerId) -> None:
         """The peer's process is stopped: it neither sends nor reads, its sockets stay open."""
         self._frozen.add(peer)
-        self.changed.set()
+        self._tell_all()
 
     def thaw(self, peer: PeerId) -> None:
         self._frozen.discard(peer)
-        self.changed.set()
+        self._tell_all()
 
     def stop(self, peer: PeerId) -> None:
         """The peer's process is gone: nobody listens, its connections are reset."""
         self._underlays.pop(peer, None)
         self._reset(lambda pipe: peer in (pipe.source, pipe.target))
+
+    def _tell_all(self) -> None:
+        self.changed.set()
+        for pipe in self._pipes:
+            pipe.news.set()
 
     def _reset(self, which: Any) -> None:
         for pipe in [pipe for pipe in self._pipes if which(pipe)]:
@@ -159,11 +164,11 @@ class MemoryNetwork:
         self, a: PeerId, b: PeerId, *, is_bulk: bool
     ) -> tuple[MemoryCarrier, MemoryCarrier]:
         there, back = _Pipe(self, a, b, is_bulk), _Pipe(self, b, a, is_bulk)
-        self._pipes |= {there, back}
+        self._pipes |= {there: None, back: None}
         return MemoryCarrier(there, back, is_bulk), MemoryCarrier(back, there, is_bulk)
 
     def forget(self, pipe: _Pipe) -> None:
-        self._pipes.discard(pipe)
+        self._pipes.pop(pipe, None)
 
 
 class HeapStore:
@@ -226,7 +231,7 @@ class _Pipe:
         self._held_bytes = 0
         self._free_s = 0.0
         self._last_due_s = 0.0
-        self._news = Wakeup()
+        self.news = Wakeup()
 
     async def put(self, data: bytes) -> None:
         latency_s, rate = self._network.path(self.source, self.target)
@@ -238,11 +243,11 @@ class _Pipe:
             frozen = self._network.is_silent(self.source, self.source)
             if self._held_bytes <= IN_FLIGHT_BYTES_MAX and not frozen:
                 break
-            await self._wait()
+            await self.news.wait()
         self._last_due_s = max(self._last_due_s, self._free_s + latency_s)
         self._held.append((self._last_due_s, memoryview(data)))
         self._held_bytes += len(data)
-        self._news.set()
+        self.news.set()
 
     async def get_into(self, view: memoryview) -> None:
         at = 0
@@ -260,7 +265,7 @@ class _Pipe:
                 self._held.popleft()
             else:
                 self._held[0] = (due_s, data[size:])
-            self._news.set()
+            self.news.set()
         await trio.lowlevel.checkpoint()
 
     async def _wait_for_data(self) -> float:
@@ -273,33 +278,25 @@ class _Pipe:
                     return self._held[0][0]
                 if self.ended:
                     raise CarrierEnded("lost")
-            await self._wait()
+            await self.news.wait()
 
     def _is_silent(self) -> bool:
         return self._network.is_silent(self.source, self.target)
 
-    async def _wait(self) -> None:
-        """For anything on this pipe, or anywhere on the network."""
-        async with trio.open_nursery() as nursery:
-
-            async def first(wakeup: Wakeup) -> None:
-                await wakeup.wait()
-                nursery.cancel_scope.cancel()
-
-            nursery.start_soon(first, self._news)
-            nursery.start_soon(first, self._network.changed)
-
     def end(self) -> None:
         """The writer closed: the reader gets what was sent before, then the end."""
         self.ended = True
-        self._network.forget(self)
-        self._news.set()
+        self._settle()
 
     def abandon(self) -> None:
         """The reader closed: nothing more is read."""
         self.abandoned = True
-        self._network.forget(self)
-        self._news.set()
+        self._settle()
+
+    def _settle(self) -> None:
+        if self.ended and self.abandoned:
+            self._network.forget(self)
+        self.news.set()
 
 
 class MemoryCarrier:
@@ -380,6 +377,14 @@ class MemoryUnderlay:
 
     def bulk_addresses(self) -> Sequence[str]:
         return [f"/memory-bulk/{self.peer_id}"]
+
+    @property
+    def certificate(self) -> bytes:
+        return b""
+
+    def link_opened(self, peer: PeerId, certificate: bytes) -> None: ...
+
+    def link_ended(self, peer: PeerId) -> None: ...
 
     def count(self) -> dict[str, int]:
         return {}

@@ -39,6 +39,9 @@ from swarmd.protocols.ids import PeerId
 
 FRAME_S = 30.0
 """From the header of a frame to its end. 64 KiB in this time are 17 kbit/s."""
+SLOW_BYTES_PER_S = 2.5e6
+SLOW_FRAME_BYTES = 64 << 10
+"""256 KiB take 21 ms at 100 Mbit/s, 0.2 s at 10 Mbit/s; below 20 Mbit/s frames are smaller."""
 GOODBYE_S = 0.5
 ANSWERS_MAX = 64
 """Answers waiting to be written; a peer that asks for more without reading is flooding."""
@@ -229,10 +232,16 @@ class Pump:
                 if ack is not None:
                     return [ack], None
         if plane.sending is self and self._may_send:
-            piece = plane.outbox.next_piece(self.carrier.frame_bytes)
+            piece = plane.outbox.next_piece(self._frame_bytes())
             if piece is not None:
                 return list(piece.parts), piece
         return None, None
+
+    def _frame_bytes(self) -> int:
+        """Smaller on slow links: what is urgent waits for one frame."""
+        rate = self._plane.up.bytes_per_s
+        slow = rate is not None and rate < SLOW_BYTES_PER_S
+        return min(self.carrier.frame_bytes, SLOW_FRAME_BYTES) if slow else self.carrier.frame_bytes
 
     async def _read(self) -> None:
         head = bytearray(HEADER.size)

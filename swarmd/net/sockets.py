@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import errno
 import socket
+from collections import Counter
 
 import trio
 
@@ -69,6 +70,34 @@ class RawStream:
             self.closed = True
             self._stream.socket.close()
             self.on_close.cancel()
+
+
+class Doorway:
+    """Connections that have not proved who they are: few, and the oldest makes room.
+
+    A flood of silent strangers thus costs them their own connections, and an honest peer, who is
+    through in a few round trips, nothing.
+    """
+
+    def __init__(self, counts: Counter[str], most: int = 64) -> None:
+        self._counts = counts
+        self._most = most
+        self._waiting: dict[RawStream, None] = {}
+
+    def enter(self, raw: RawStream) -> None:
+        self._waiting[raw] = None
+        while len(self._waiting) > self._most:
+            oldest = next(iter(self._waiting))
+            del self._waiting[oldest]
+            self._counts["half_open_evicted"] += 1
+            oldest.close_now()
+
+    def leave(self, raw: RawStream) -> bool:
+        """It proved who it is, or it is gone. False if it had left before."""
+        if raw not in self._waiting:
+            return False
+        del self._waiting[raw]
+        return True
 
 
 async def connect(address: Address) -> RawStream:

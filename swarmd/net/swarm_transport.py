@@ -8,19 +8,38 @@ transport.ports_changed   # {4710: 41873} if 4710 was taken
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from typing import Any
 
 import trio
 
-from swarmd.net.addresses import Address, announced_hosts, ip_address, parse_address, with_peer
-from swarmd.net.libp2p_host import BULK, CONTROL, Libp2pConnection, Libp2pHost, StreamCarrier
+from swarmd.net.addresses import (
+    Address,
+    BadAddress,
+    announced_hosts,
+    ip_address,
+    parse_address,
+    with_peer,
+)
+from swarmd.net.libp2p_host import (
+    BULK,
+    CONTROL,
+    Libp2pConnection,
+    Libp2pHost,
+    StreamCarrier,
+    check_certificate,
+    make_certificate,
+)
 from swarmd.net.link import LinkLimits
 from swarmd.net.link_transport import LinkTransport
-from swarmd.net.sockets import listen
+from swarmd.net.sockets import Doorway, RawStream, connect, listen
+from swarmd.net.tls_bulk import BulkKeys, Refused, accept_tls, connect_tls
 from swarmd.net.transport import PayloadStore
 from swarmd.net.underlay import Acceptor, Carrier, CarrierEnded, Channel, DialFailed
-from swarmd.protocols.ids import PeerId
+from swarmd.protocols.ids import PeerId, short_id
+
+log = logging.getLogger("swarmd.net")
 
 
 class _Channel:
@@ -49,6 +68,8 @@ class SwarmUnderlay:
         listen_on: Sequence[str],
         *,
         announce: Sequence[str] = (),
+        bulk_port: int | None = 0,
+        announce_bulk: Sequence[str] = (),
         links_max: int,
     ) -> None:
         self.host = Libp2pHost(
@@ -58,14 +79,36 @@ class SwarmUnderlay:
         self.ports_changed: dict[int, int] = {}
         self._listen_on = [parse_address(text) for text in listen_on]
         self._announce = [parse_address(text) for text in announce]
+        self._announce_bulk = [parse_address(text) for text in announce_bulk]
+        self._bulk_port = bulk_port
         self._announced: list[Address] = []
+        self._bulk_announced: list[Address] = []
+        self._keys = BulkKeys(*make_certificate(self.host.key_pair))
+        self._doorway = Doorway(self.host.counts)
+        self._bulk_raws: set[RawStream] = set()
         self._acceptor: Acceptor | None = None
 
     def addresses(self) -> Sequence[str]:
         return with_peer(self._announced, self.peer_id)
 
     def bulk_addresses(self) -> Sequence[str]:
-        return []
+        return [str(address) for address in self._bulk_announced]
+
+    @property
+    def certificate(self) -> bytes:
+        return self._keys.certificate
+
+    def link_opened(self, peer: PeerId, certificate: bytes) -> None:
+        try:
+            check_certificate(certificate, peer)
+        except ValueError as error:
+            self.host.counts["bad_certificate"] += bool(certificate)
+            log.info("certificate_refused peer=%s error=%s", short_id(peer), error)
+        else:
+            self._keys.trust(peer, certificate)
+
+    def link_ended(self, peer: PeerId) -> None:
+        self._keys.distrust(peer)
 
     def count(self) -> dict[str, int]:
         return dict(self.host.counts)
@@ -73,19 +116,38 @@ class SwarmUnderlay:
     async def run(self, acceptor: Acceptor, *, task_status: Any = trio.TASK_STATUS_IGNORED) -> None:
         self._acceptor = acceptor
         listeners: list[trio.SocketListener] = []
+        bulk_listeners: list[trio.SocketListener] = []
         try:
             found: list[Address] = []
+            bulk_found: list[Address] = []
             for address in self._listen_on:
-                listener, port = await listen(address.host, address.port)
+                hosts = announced_hosts(address.host)
+                listener, port = await self._bind(address.host, address.port)
                 listeners.append(listener)
-                if address.port not in (0, port):
-                    self.ports_changed[address.port] = port
-                found += [ip_address(host, port) for host in announced_hosts(address.host)]
+                found += [ip_address(host, port) for host in hosts]
+                if self._bulk_port is None:
+                    continue
+                wanted = self._bulk_port or (address.port + 1 if address.port else 0)
+                listener, port = await self._bind(address.host, wanted)
+                bulk_listeners.append(listener)
+                bulk_found += [ip_address(host, port) for host in hosts]
             self._announced = self._announce or list(dict.fromkeys(found))
-            await self.host.run(listeners, self._announced, task_status=task_status)
+            self._bulk_announced = self._announce_bulk or list(dict.fromkeys(bulk_found))
+            async with trio.open_nursery() as nursery:
+                await nursery.start(self.host.run, listeners, self._announced)
+                nursery.start_soon(trio.serve_listeners, self._accept_bulk, bulk_listeners)
+                task_status.started()
         finally:
-            for listener in listeners:
+            for listener in [*listeners, *bulk_listeners]:
                 listener.socket.close()
+            for raw in list(self._bulk_raws):
+                raw.close_now()
+
+    async def _bind(self, host: str, wanted: int) -> tuple[trio.SocketListener, int]:
+        listener, port = await listen(host, wanted)
+        if wanted not in (0, port):
+            self.ports_changed[wanted] = port
+        return listener, port
 
     async def dial(self, peer: PeerId, address: str) -> Channel:
         connection = await self.host.dial(peer, address)
@@ -102,7 +164,40 @@ class SwarmUnderlay:
                 connection.close_now()
 
     async def dial_bulk(self, peer: PeerId, address: str) -> Carrier:
-        raise DialFailed("error", "no dedicated bulk connections yet")
+        try:
+            target = parse_address(address)
+        except BadAddress as error:
+            raise DialFailed("error", str(error)) from None
+        if not self._keys.knows(peer):
+            raise DialFailed("error", "the peer showed no certificate")
+        raw = await connect(target)
+        self._bulk_raws.add(raw)
+        carrier = None
+        try:
+            carrier = await connect_tls(raw, self._keys, peer)
+            return carrier
+        finally:
+            if carrier is None:
+                raw.close_now()
+            self._bulk_raws.discard(raw)
+
+    async def _accept_bulk(self, stream: trio.SocketStream) -> None:
+        """One inbound bulk connection, until it ends."""
+        raw = RawStream(stream)
+        self._bulk_raws.add(raw)
+        self._doorway.enter(raw)
+        try:
+            peer, carrier = await accept_tls(raw, self._keys)
+            self._doorway.leave(raw)
+            if self._acceptor is not None:
+                await self._acceptor.bulk_opened(peer, carrier)
+        except Refused as refused:
+            self.host.counts[refused.reason] += 1
+            log.debug("bulk_refused from=%s reason=%s", raw.remote, refused)
+        finally:
+            self._doorway.leave(raw)
+            self._bulk_raws.discard(raw)
+            raw.close_now()
 
     async def _on_control(self, connection: Libp2pConnection, carrier: StreamCarrier) -> None:
         if self._acceptor is not None:
@@ -114,7 +209,12 @@ class SwarmUnderlay:
 
 
 class SwarmTransport(LinkTransport):
-    """Transport over libp2p and TLS. `seed`: the 32 bytes of the ed25519 key."""
+    """Transport over libp2p and TLS.
+
+    seed: the 32 bytes of the ed25519 key. listen_on: `/ip4/IP/tcp/PORT`, port 0 for a free one.
+    announce, announce_bulk: what others are told instead of what is found.
+    bulk_port: 0 for the port after the control plane's (or a free one), None for no bulk port.
+    """
 
     def __init__(
         self,
@@ -123,11 +223,18 @@ class SwarmTransport(LinkTransport):
         store: PayloadStore,
         *,
         announce: Sequence[str] = (),
+        bulk_port: int | None = 0,
+        announce_bulk: Sequence[str] = (),
         limits: LinkLimits | None = None,
     ) -> None:
         limits = limits or LinkLimits()
         self._swarm_underlay = SwarmUnderlay(
-            seed, listen_on, announce=announce, links_max=limits.links_max
+            seed,
+            listen_on,
+            announce=announce,
+            bulk_port=bulk_port,
+            announce_bulk=announce_bulk,
+            links_max=limits.links_max,
         )
         super().__init__(self._swarm_underlay, store, limits=limits)
 

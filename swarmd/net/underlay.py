@@ -116,6 +116,17 @@ class Underlay(Protocol):
         """A dedicated bulk connection. Raises DialFailed."""
         ...
 
+    @property
+    def certificate(self) -> bytes:
+        """What we show on bulk connections, for our HELLO; may be empty."""
+        ...
+
+    def link_opened(self, peer: PeerId, certificate: bytes) -> None:
+        """A neighbour, and what it will show on bulk connections."""
+        ...
+
+    def link_ended(self, peer: PeerId) -> None: ...
+
     def count(self) -> dict[str, int]:
         """Refusals below the links, by reason."""
         ...
