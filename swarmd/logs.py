@@ -13,7 +13,7 @@ import os
 import sys
 import time
 from collections import OrderedDict
-from typing import Literal, TextIO
+from typing import Any, Literal
 
 from swarmd.drop_writer import DropWriter
 from swarmd.home import Home
@@ -76,7 +76,7 @@ class JsonFormatter(logging.Formatter):
 class _PrivateFile(logging.handlers.RotatingFileHandler):
     """Mode 0600, whatever the umask."""
 
-    def _open(self) -> TextIO:  # type: ignore[override]
+    def _open(self) -> Any:
         def private(path: str, flags: int) -> int:
             return os.open(path, flags, 0o600)
 
