@@ -2,8 +2,8 @@
 
     nan_update@round=3      drop_forward=0.1      slow=4@after=10s      cut=k4Qe,Pq0d
 
-Only the grammar and the list of kinds live here; who suffers what is with each subsystem. Runs whose
-file does not say `allow_injection = true` refuse every attempt with 77.
+Only the grammar and the list of kinds live here; who suffers what is with each subsystem. Runs
+whose file does not say `allow_injection = true` refuse every attempt with 77.
 """
 
 from __future__ import annotations
