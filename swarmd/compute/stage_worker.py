@@ -50,7 +50,7 @@ from swarmd.protocols.ids import MicroBatchId
 from swarmd.protocols.jobs import Backward, Forget, Forward, Job, JobResult, StageCall, Step
 
 
-class Corpus(Protocol):
+class SampleSource(Protocol):
     """Where the first stage's samples come from; the same ones on every peer."""
 
     def samples(self, micro_batch: MicroBatchId) -> np.ndarray:
@@ -74,7 +74,7 @@ class StageWorker:
     raises.
     """
 
-    def __init__(self, config: WorkerConfig, *, corpus: Corpus | None = None) -> None:
+    def __init__(self, config: WorkerConfig, *, corpus: SampleSource | None = None) -> None:
         if config.threads is not None:
             torch.set_num_threads(config.threads)
         self.config = config
@@ -108,9 +108,13 @@ class StageWorker:
         """Do one job. `inputs` are exactly the bytes of its BufferRefs, in their order; `output` is
         a slot to write into, at least `info()["payload_bytes_max"]` for micro-batches.
 
-        No view is kept. Raises JobFailed: a peer's bytes (malformed, wrong_shape, wrong_dtype,
-        not_finite), not_finite for what was computed, unknown_micro_batch, data_missing,
-        out_of_memory, device_lost, compute_failed.
+        No view is kept. `result.data` of a micro-batch: counted (whether it entered the gradient
+        sums), weight_version, and micro_batch_lowered_to if memory ran out on the way. Of a step:
+        stepped, then lr, gradient_norm (of the mean, before the clip) and clip_factor, or reason.
+
+        Raises JobFailed: a peer's bytes (malformed, wrong_shape, wrong_dtype, not_finite),
+        not_finite for what was computed, unknown_micro_batch, data_missing, out_of_memory,
+        device_lost, compute_failed.
         """
         wall_s, cpu_s = time.perf_counter(), time.process_time()
         slice_before = self.slice_samples
@@ -165,6 +169,7 @@ class StageWorker:
     def _forward(
         self, job: Forward, inputs: Sequence[memoryview], output: memoryview | None
     ) -> Answer:
+        assert not (job.train and job.micro_batch.held_out), "held out is never trained on"
         ids_BT1, received_BTK = self._read(job.micro_batch, inputs)
         if not job.train:
             return self._look(ids_BT1, received_BTK, output)

@@ -135,15 +135,14 @@ class PayloadCodec:
     def _pack_values(self, view: memoryview, layout: _Layout, x_BTK: Tensor) -> None:
         assert x_BTK.shape[1:] == (self.tokens, self.columns), x_BTK.shape
         x_NK = x_BTK.detach().reshape(-1, self.columns).float()
-        largest_N = torch.linalg.vector_norm(x_NK, float("inf"), dim=1)
         dtype = _DTYPES[self.wire]
-        range_max = torch.finfo(dtype if dtype.is_floating_point else torch.float32).max
-        if not bool((largest_N <= range_max).all()):  # false for NaN too
-            raise JobFailed("not_finite", "computed values are not finite")
         values_NK = _tensor(view, layout.values, x_NK.shape, dtype)
         if dtype is not torch.int8:
+            _require_range(x_NK, torch.finfo(dtype).max)
             values_NK.copy_(x_NK)
             return
+        largest_N = x_NK.abs().amax(dim=1)
+        _require_range(largest_N, torch.finfo(torch.float32).max)
         largest_N = torch.where(largest_N < _ROW_TINY, torch.inf, largest_N)
         values_NK.copy_(x_NK.mul((127.0 / largest_N)[:, None]).round_())
         scales_N = torch.where(largest_N.isinf(), 0.0, largest_N / 127.0)
@@ -207,10 +206,10 @@ class PayloadCodec:
         if self.wire == "int8":
             scales_N = _tensor(view, layout.scales, (rows,), torch.float32).to(device, copy=True)
             scale_max = torch.finfo(torch.float32).max / 128.0
-            if not bool(((scales_N >= 0) & (scales_N <= scale_max)).all()):
+            if not _is_within(scales_N, scale_max) or bool(scales_N.min() < 0):
                 raise RemoteProtocolError("not_finite", "scales are not finite and positive")
             x_NK.mul_(scales_N[:, None])
-        elif not bool(torch.linalg.vector_norm(x_NK, float("inf")).isfinite()):
+        elif not _is_within(x_NK, torch.finfo(torch.float32).max):
             raise RemoteProtocolError("not_finite", "received values are not finite")
         return x_NK.view(samples, self.tokens, self.columns)
 
@@ -255,6 +254,18 @@ class _Layout:
     scales: int
     values: int
     size: int
+
+
+def _require_range(x: Tensor, largest: float) -> None:
+    if not _is_within(x, largest):
+        raise JobFailed("not_finite", "computed values are not finite")
+
+
+def _is_within(x: Tensor, largest: float) -> bool:
+    """Every entry in -largest..largest, hence none NaN. On a CPU `isfinite` and the maximum norm
+    take ten times as long."""
+    low, high = torch.aminmax(x)
+    return bool(low >= -largest) and bool(high <= largest)
 
 
 def _aligned(offset: int) -> int:

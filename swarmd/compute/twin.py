@@ -25,24 +25,22 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from swarmd.data.corpus import open_corpus
+from swarmd.errors import SwarmdError, UserError
 from swarmd.model.stage import Parameters, Stage, build_stage
 from swarmd.optim.inner import MUON_MOMENTUM, MUON_RMS, orthogonalise
 from swarmd.optim.schedule import learning_rate
 from swarmd.protocols.ids import MicroBatchId
-from swarmd.run_config import RunConfig, run_from_canonical
+from swarmd.run_config import InvalidRun, RunConfig, run_from_canonical
 
-
-class Corpus(Protocol):
-    """As the worker's."""
-
-    def samples(self, micro_batch: MicroBatchId) -> np.ndarray: ...
+if TYPE_CHECKING:
+    from swarmd.compute.stage_worker import SampleSource
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +68,7 @@ class TwinResult:
 
 
 def train_twin(
-    run: RunConfig, corpus: Corpus, on_step: Callable[[TwinStep], None] | None = None
+    run: RunConfig, corpus: SampleSource, on_step: Callable[[TwinStep], None] | None = None
 ) -> TwinResult:
     """Train the whole run on the CPU, in as many threads as torch is set to."""
     stages = [build_stage(run, index) for index in range(run.stages)]
@@ -101,7 +99,7 @@ def train_twin(
 
 
 def held_out_loss(
-    run: RunConfig, stages: list[Stage], weights: list[Parameters], corpus: Corpus
+    run: RunConfig, stages: list[Stage], weights: list[Parameters], corpus: SampleSource
 ) -> float:
     """Mean loss per token on the run's held-out sequences, nats."""
     loss_sum, samples = 0.0, 0
@@ -114,7 +112,7 @@ def held_out_loss(
 
 
 def _accumulate(
-    run: RunConfig, stages: list[Stage], weights: list[Parameters], corpus: Corpus, step: int
+    run: RunConfig, stages: list[Stage], weights: list[Parameters], corpus: SampleSource, step: int
 ) -> tuple[float, int]:
     """Leave the gradients summed over the step's samples in `.grad`; (sum of losses, samples)."""
     round_number = step // run.inner_steps
@@ -138,7 +136,7 @@ def _loss_sum(stages: list[Stage], weights: list[Parameters], ids_BT1: Tensor) -
     return stages[-1].loss_sum(weights[-1], state, ids_BT1[:, 1:])
 
 
-def _ids(corpus: Corpus, micro_batch: MicroBatchId) -> Tensor:
+def _ids(corpus: SampleSource, micro_batch: MicroBatchId) -> Tensor:
     return torch.from_numpy(corpus.samples(micro_batch).astype(np.int64))
 
 
@@ -214,23 +212,20 @@ def main(arguments: list[str]) -> int:
     options = parser.parse_args(arguments)
     if options.threads is not None:
         torch.set_num_threads(options.threads)
-    run = run_from_canonical(options.run.read_bytes())
-    corpus = open_corpus(run, options.cache, source=options.data)
+    try:
+        run = run_from_canonical(options.run.read_bytes())
+        corpus = open_corpus(run, options.cache, source=options.data)
+    except (OSError, InvalidRun, SwarmdError) as error:
+        print(error, file=sys.stderr)
+        return error.exit_code if isinstance(error, UserError) else 1
 
     def tell(fields: dict[str, Any]) -> None:
-        text = (
-            json.dumps(fields) if options.json else "  ".join(f"{k} {v}" for k, v in fields.items())
-        )
-        print(text, flush=True)
+        words = "  ".join(f"{name} {value}" for name, value in fields.items())
+        print(json.dumps(fields) if options.json else words, flush=True)
 
     def tell_step(step: TwinStep) -> None:
-        tell(
-            {
-                "step": step.step,
-                "loss": round(step.loss, 6),
-                "tokens_per_s": round(step.tokens_per_s, 1),
-            }
-        )
+        rate = round(step.tokens_per_s, 1)
+        tell({"step": step.step, "loss": round(step.loss, 6), "tokens_per_s": rate})
 
     result = train_twin(run, corpus, tell_step)
     tell(

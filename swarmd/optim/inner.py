@@ -104,7 +104,8 @@ class InnerOptimiser:
     def restore(self, params: Mapping[str, Tensor], named: Mapping[str, Tensor]) -> InnerState:
         """The inverse of `InnerState.tensors`, copied to where `params` are.
 
-        Raises ValueError when something is missing, has another shape, or is not finite.
+        They may be a peer's: raises ValueError when something is missing, has another shape, is
+        not finite, or is no moment at all (a negative square would poison the weights later).
         """
         state = self.start(params)
         wanted = {f"first/{name}": moment for name, moment in state.first.items()}
@@ -115,11 +116,11 @@ class InnerOptimiser:
                 raise ValueError(f"{name}: missing, or of another shape")
             if not bool(torch.isfinite(given).all()):
                 raise ValueError(f"{name}: not finite")
+            if name.startswith("second/") and bool((given < 0).any()):
+                raise ValueError(f"{name}: a mean of squares below 0")
             moment.copy_(given)
-        if "updates" not in named or "momentum_product" not in named:
-            raise ValueError("updates, momentum_product: missing")
-        state.updates = int(named["updates"])
-        state.momentum_product = float(named["momentum_product"])
+        state.updates = int(_scalar(named, "updates", high=float(1 << 53)))
+        state.momentum_product = _scalar(named, "momentum_product", high=1.0)
         return state
 
     @torch.no_grad()
@@ -191,6 +192,13 @@ class InnerOptimiser:
         return 1.0 - lr * self.config.decay if name in self.decayed else 1.0
 
 
+def _scalar(named: Mapping[str, Tensor], name: str, *, high: float) -> float:
+    given = named.get(name)
+    if given is None or given.numel() != 1 or not 0 <= float(given) <= high:
+        raise ValueError(f"{name}: missing, or not in 0..{high}")
+    return float(given)
+
+
 def _nadam_momentum(beta1: float, update: int) -> float:
     return beta1 * (1.0 - 0.5 * math.pow(0.96, update * NADAM_MOMENTUM_DECAY))
 
@@ -207,7 +215,7 @@ def gradient_norm(grads: Mapping[str, Tensor]) -> float:
     if math.isfinite(norm):
         return norm
     # Squares of finite float32 may overflow: look once more before calling it not finite.
-    return math.hypot(*(float(value.double().norm()) for value in values))
+    return math.hypot(*(float(value.cpu().double().norm()) for value in values))
 
 
 def clip_factor(norm: float, *, clip: float, stages: int) -> float:
@@ -218,6 +226,9 @@ def clip_factor(norm: float, *, clip: float, stages: int) -> float:
     """
     threshold = clip / math.sqrt(stages)
     return 1.0 if norm <= threshold else threshold / norm
+
+
+# ------------------------------------------------------------------------------------------- Muon
 
 
 def orthogonalise(matrix_MN: Tensor) -> Tensor:

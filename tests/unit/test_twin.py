@@ -122,3 +122,8 @@ def test_the_command_trains_on_the_runs_own_data_and_speaks_json(
     assert set(lines[-1]) == {"loss_heldout", "loss_first", "loss_last", "tokens_per_s"}
     assert lines[-1]["loss_first"] == lines[0]["loss"]
     assert 0 < lines[-1]["loss_heldout"] < 7
+    (source / "0.txt").unlink()
+    run = replace(run, data=replace(run.data, content_hash="0" * 64))
+    (tmp_path / "run.bin").write_bytes(run.canonical())
+    assert main(arguments) > 0
+    assert "Traceback" not in capsys.readouterr().err
