@@ -114,8 +114,10 @@ class JobResult:
 
 @dataclass(frozen=True, slots=True)
 class JobFailure:
-    """Why a job gave nothing. Codes: not_finite, malformed, out_of_memory, device_lost,
-    compute_failed, data_missing, cancelled, worker_died, unknown_micro_batch."""
+    """Why a job gave nothing. Codes: malformed, wrong_shape, wrong_dtype (a peer's bytes),
+    not_finite (a peer's, or computed here), out_of_memory, device_lost, compute_failed,
+    data_missing, cancelled, worker_died, unknown_micro_batch; of a state also wrong_run,
+    wrong_stage, too_large."""
 
     code: str
     text: str = ""

@@ -272,7 +272,10 @@ class StageWorker:
     # ------------------------------------------------------------------------------------- step
 
     def _step(self, step: int) -> Answer:
-        """The gradient's mean, clipped at this stage's share, at the step's own learning rate."""
+        """The gradient's mean, clipped at this stage's share, at the step's own learning rate.
+
+        Should it fail for want of memory, the gradients are lost and the weights are as they were.
+        """
         sums, samples = self.sums.take()
         self.next_step = step + 1
         if not samples:
