@@ -26,7 +26,6 @@ OLDER_STATE = (
     "last_exit.json",
     "events.jsonl",
     "known_peers.json",
-    "runs",
     "ledger",
     "receipts",
 )

@@ -73,6 +73,8 @@ def _word(text: str) -> str:
     return text
 
 
+REQUIRED = object()
+"""In place of a default: this kind means nothing without its parameter."""
 _SHARE = _number(0.0, 1.0)
 _ANY = _number(0.0, 1e9)
 
@@ -108,23 +110,21 @@ KINDS: dict[str, tuple[Callable[[str], Any] | None, Any, str]] = {
     "big_message": (parse_size, 100_000_000, "sends a control message of that size"),
     "garbage": (_ANY, 100.0, "sends that many meaningless messages a second"),
     "gossip_delay": (parse_duration, 5.0, "holds back its own control messages"),
-    "cut": (_ids, None, "loses everything to and from these peers"),
+    "cut": (_ids, REQUIRED, "loses everything to and from these peers"),
     "slow": (_number(1.0, 1e6), 10.0, "computes that many times slower"),
     "busy_start": (parse_duration, 60.0, "blocks at start"),
-    "oom": (None, None, "runs out of device memory"),
-    "device_lost": (None, None, "loses its device"),
-    "worker_exit": (None, None, "loses its compute worker"),
-    "task_exit": (_word, None, "one of its internal tasks ends"),
+    "oom": (_SHARE, None, "runs out of device memory: once, or at this share of jobs"),
+    "device_lost": (_SHARE, None, "loses its device: once, or at this share of jobs"),
+    "worker_exit": (_SHARE, None, "loses its compute worker: once, or at this share of jobs"),
+    "task_exit": (_word, REQUIRED, "one of its internal tasks ends"),
     "short_read": (None, None, "an internal channel reads short"),
-    "wedge": (_word, None, "hangs in this phase"),
-    "clock": (_shift, None, "sees a shifted wall clock"),
-    "protocol": (_step, None, "pretends to be another protocol version"),
+    "wedge": (_word, REQUIRED, "hangs in this phase"),
+    "clock": (_shift, REQUIRED, "sees a shifted wall clock"),
+    "protocol": (_step, REQUIRED, "pretends to be another protocol version"),
     "disk_full": (None, None, "gets this from its disk"),
     "fsync_error": (None, None, "gets this from its disk"),
 }
-"""Kind to (parser of its parameter, value where none is given, what the peer does).
-
-None as parser: takes no parameter. None as value: must be given one."""
+"""Kind to (parser of its parameter, or None if it takes none; default; what the peer does)."""
 
 EXAMPLE = "slow=4@after=10s"
 
@@ -140,7 +140,7 @@ def parse_injection(text: str) -> Injection:
     parse, default, _ = KINDS[kind]
     if equals and parse is None:
         raise BadValue(text, f"gives {kind} a parameter, which it does not take", kind)
-    if not equals and parse is not None and default is None:
+    if not equals and default is REQUIRED:
         raise BadValue(text, f"gives {kind} no parameter, which it needs", EXAMPLE)
     try:
         value = parse(param) if equals and parse is not None else default

@@ -12,7 +12,7 @@ read again, is the same run.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import MISSING, asdict, dataclass, fields, replace
 from importlib.resources import files
 from pathlib import Path
@@ -72,15 +72,6 @@ KEYS: dict[str, tuple[str, ...]] = {
 """Section to the keys a run file may have there."""
 
 
-@dataclass(frozen=True, slots=True)
-class RunFile:
-    """What a run file says: the run, and where its peers may be found."""
-
-    config: RunConfig
-    entries: tuple[PeerAddress, ...] = ()
-    path: Path | None = None
-
-
 def preset_names() -> list[str]:
     """Smallest model first."""
     folder = files("swarmd.presets")
@@ -102,13 +93,35 @@ def preset_sections(name: str) -> Sections:
     return parse_toml(Path(f"{name}.toml"), body).values
 
 
-def load_run_file(
-    path: Path, *, cache_dir: Path, overrides: Mapping[str, Mapping[str, Any]] | None = None
-) -> RunFile:
-    """Read, complete and check a run file. Packs the data into `cache_dir` to measure them.
+@dataclass(frozen=True, slots=True)
+class RunPlan:
+    """A run file that was read, its data not yet measured."""
 
-    overrides: section to keys, winning over the file. Raises UserError: exit 2 if there is no such
-    file, 78 if it or the data cannot be used.
+    document: Document
+    sections: Sections
+    entries: tuple[PeerAddress, ...]
+
+    def check(self) -> RunConfig:
+        """Everything that can be wrong but the data. The run lacks their hash: no run id yet."""
+        return self._named(lambda: _draft(_plain(self.sections)))
+
+    def measure(self, cache_dir: Path) -> RunConfig:
+        """The run. Packs the data into `cache_dir`, which may take a while where they are large."""
+        return self._named(lambda: make_run(self.sections, cache_dir=cache_dir))
+
+    def _named(self, make: Callable[[], RunConfig]) -> RunConfig:
+        try:
+            return make()
+        except InvalidRun as error:
+            raise _named(self.document, error) from None
+
+
+def read_run_file(
+    path: Path, *, overrides: Mapping[str, Mapping[str, Any]] | None = None
+) -> RunPlan:
+    """overrides: section to keys, winning over the file.
+
+    Raises UserError: exit 2 if there is no such file, 78 if it cannot be read.
     """
     document = read_toml(path)
     if document is None:
@@ -120,24 +133,14 @@ def load_run_file(
         )
     try:
         sections = merge(document.values, overrides or {})
-        config = make_run(sections, cache_dir=cache_dir)
-        return RunFile(config, _entries(sections), path)
+        return RunPlan(document, sections, _entries(sections))
     except InvalidRun as error:
         raise _named(document, error) from None
 
 
 def make_run(sections: Mapping[str, Mapping[str, Any]], *, cache_dir: Path) -> RunConfig:
     """The run that these sections mean, its data measured. Raises InvalidRun or UserError."""
-    _check_keys(sections)
-    given = {name: dict(values) for name, values in sections.items()}
-    preset = given.get("run", {}).get("preset", "")
-    if type(preset) is not str:
-        raise InvalidRun("run.preset", "must be a text")
-    complete = merge(preset_sections(preset), given) if preset else given
-    _settle_boundary(complete, given.get("boundary", {}))
-    if "layer_ranges" in given.get("run", {}) and "stages" not in given["run"]:
-        complete["run"].pop("stages", None)
-    return run_from_plain(_measured(_plain_run(complete, preset), cache_dir))
+    return run_from_plain(_measured(_plain(sections), cache_dir))
 
 
 def merge(
@@ -176,6 +179,20 @@ def run_document(config: RunConfig) -> Sections:
 # ------------------------------------------------------------------------------------------- inside
 
 
+def _plain(sections: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """Checked, completed by the preset, with layer ranges; as `run_from_plain` takes it."""
+    _check_keys(sections)
+    given = {name: dict(values) for name, values in sections.items()}
+    preset = given.get("run", {}).get("preset", "")
+    if type(preset) is not str:
+        raise InvalidRun("run.preset", "must be a text")
+    complete = merge(preset_sections(preset), given) if preset else given
+    _settle_boundary(complete, given.get("boundary", {}))
+    if "layer_ranges" in given.get("run", {}) and "stages" not in given["run"]:
+        complete["run"].pop("stages", None)
+    return _plain_run(complete, preset)
+
+
 def _check_keys(sections: Mapping[str, Mapping[str, Any]]) -> None:
     for section, values in sections.items():
         if section not in KEYS:
@@ -200,7 +217,7 @@ def _settle_boundary(complete: Sections, given: Mapping[str, Any]) -> None:
 
 
 def _plain_run(sections: Sections, preset: str) -> dict[str, Any]:
-    """As `run_from_plain` takes it."""
+    """Sections of a file to the tables of RunConfig."""
     run = dict(sections.get("run", {}))
     run.pop("entry", None)
     protocol = run.pop("protocol", {})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from swarmd.injection import KINDS, parse_injection, parse_injection_of_peer
+from swarmd.injection import KINDS, REQUIRED, parse_injection, parse_injection_of_peer
 from swarmd.units import BadValue
 
 
@@ -53,8 +53,8 @@ def test_wrong_spec_says_what_is_wrong_with_it(text: str, fault: str) -> None:
 
 
 def test_every_kind_can_be_written() -> None:
-    for kind, (parse, default, _) in KINDS.items():
-        text = kind if parse is None or default is not None else f"{kind}=+1"
+    for kind, (_, default, _) in KINDS.items():
+        text = f"{kind}=+1" if default is REQUIRED else kind
         text = "clock=+1s" if kind == "clock" else text
         assert parse_injection(text).kind == kind
 

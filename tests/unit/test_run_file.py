@@ -10,10 +10,10 @@ import pytest
 from swarmd.errors import UserError
 from swarmd.partition import stage_parameters
 from swarmd.run_file import (
-    load_run_file,
     make_run,
     preset_names,
     preset_sections,
+    read_run_file,
     run_document,
 )
 from swarmd.toml_file import render_toml
@@ -34,7 +34,9 @@ def folder(tmp_path: Path) -> Path:
 def load(folder: Path, text: str, **overrides: dict[str, Any]) -> Any:
     file = folder / "run.toml"
     file.write_text(text)
-    return load_run_file(file, cache_dir=folder / "cache", overrides=overrides)
+    plan = read_run_file(file, overrides=overrides)
+    assert plan.check().name
+    return plan.measure(folder / "cache")
 
 
 def run_of(**sections: dict[str, Any]) -> Any:
@@ -75,22 +77,21 @@ def test_bulky_holds_much_state_for_its_arithmetic() -> None:
 
 
 def test_file_of_three_lines_is_a_run(folder: Path) -> None:
-    found = load(
+    run = load(
         folder, f'[run]\nname = "demo"\npreset = "tiny"\ndata = "text:{folder}/text/*.txt"\n'
     )
-    assert found.config.name == "demo"
-    assert len(found.config.data.content_hash) == 64
-    assert found.config.layer_ranges == ((0, 1), (2, 3))
-    assert found.entries == ()
+    assert run.name == "demo"
+    assert len(run.data.content_hash) == 64
+    assert run.layer_ranges == ((0, 1), (2, 3))
 
 
 def test_run_id_depends_on_the_data_and_not_on_their_place(folder: Path, tmp_path: Path) -> None:
     text = '[run]\nname = "demo"\npreset = "tiny"\ndata = "text:*.txt"\n'
     elsewhere = tmp_path / "elsewhere"
     (folder / "text").rename(elsewhere)
-    first = load(folder, text, run={"data": f"text:{elsewhere}/*.txt"}).config
+    first = load(folder, text, run={"data": f"text:{elsewhere}/*.txt"})
     (elsewhere / "000.txt").write_bytes(b"changed " + TEXT)
-    second = load(folder, text, run={"data": f"text:{elsewhere}/*.txt"}).config
+    second = load(folder, text, run={"data": f"text:{elsewhere}/*.txt"})
     assert first.data.content_hash != second.data.content_hash
     assert first.run_id != second.run_id
 
@@ -100,7 +101,7 @@ def test_epochs_end_the_run_when_every_sample_was_seen(folder: Path) -> None:
         f'[run]\nname = "d"\npreset = "tiny"\ndata = "text:{folder}/text/*.txt"\n'
         "data_epochs = 1\ntotal_steps = 100000\n"
     )
-    run = load(folder, text).config
+    run = load(folder, text)
     assert run.data.samples_total > 0
     assert run.total_steps == -(-run.data.samples_total // run.batch_samples)
     again = make_run(run_document(run), cache_dir=Path("/nonexistent"))
@@ -111,7 +112,7 @@ def test_file_wins_over_preset_and_override_over_file(folder: Path) -> None:
     text = '[run]\nname = "d"\npreset = "tiny"\nseed = 3\n[inner]\nlr = 1e-3\n[data]\n' + (
         f'content_hash = "{"ab" * 32}"\n'
     )
-    run = load(folder, text, inner={"lr": 5e-3}).config
+    run = load(folder, text, inner={"lr": 5e-3})
     assert (run.seed, run.inner.lr, run.inner.warmup_steps) == (3, 5e-3, 40)
 
 
@@ -147,8 +148,9 @@ def test_entry_addresses_are_read_and_are_not_part_of_the_run(folder: Path) -> N
     text = f'[run]\nname = "d"\npreset = "tiny"\n{{}}[data]\ncontent_hash = "{"ab" * 32}"\n'
     plain = load(folder, text.format(""))
     found = load(folder, text.format(f'entry = ["{ADDRESS_EXAMPLE}"]\n'))
-    assert [str(entry) for entry in found.entries] == [ADDRESS_EXAMPLE]
-    assert found.config.run_id == plain.config.run_id
+    entries = read_run_file(folder / "run.toml").entries
+    assert [str(entry) for entry in entries] == [ADDRESS_EXAMPLE]
+    assert found.run_id == plain.run_id
 
 
 @pytest.mark.parametrize("preset", preset_names())
@@ -157,7 +159,7 @@ def test_shown_run_reads_back_as_the_same_run(preset: str, folder: Path) -> None
         run={"name": 'a "b"\n', "preset": preset, "operators": ["k"], "protocol": {"max": 3}},
         test={"allow_injection": True},
     )
-    assert load(folder, render_toml(run_document(run))).config == run
+    assert load(folder, render_toml(run_document(run))) == run
 
 
 # ------------------------------------------------------------------------------------------- faults
@@ -210,7 +212,7 @@ def test_cli_01_fault_names_file_line_and_key(
 
 def test_absent_run_file_is_a_usage_error(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no run file") as caught:
-        load_run_file(tmp_path / "x.toml", cache_dir=tmp_path)
+        read_run_file(tmp_path / "x.toml")
     assert caught.value.exit_code == 2
 
 
