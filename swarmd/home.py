@@ -62,6 +62,11 @@ class Home:
         return self.state / "last_exit.json"
 
     @property
+    def last_status_file(self) -> Path:
+        """The daemon's last status, written as it ends: for whoever comes too late to ask."""
+        return self.state / "last_status.json"
+
+    @property
     def known_peers_file(self) -> Path:
         return self.state / "known_peers.json"
 
@@ -144,6 +149,11 @@ def find_home(flag: str | None = None, environ: Mapping[str, str] | None = None)
     if env.get("STATE_DIRECTORY"):
         return _service(env)
     return _user(env)
+
+
+def home_at(root: Path) -> Home:
+    """The home below one directory, as with --home."""
+    return _under(Path(os.path.abspath(root)), "flag")
 
 
 def _under(root: Path, origin: str) -> Home:

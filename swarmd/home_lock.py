@@ -90,6 +90,11 @@ def holder_of(home: Home) -> Holder | None:
         os.close(descriptor)
 
 
+def is_held(home: Home) -> bool:
+    """Whether a living daemon holds the home."""
+    return holder_of(home) is not None
+
+
 def read_lock_file(path: Path) -> dict[str, object]:
     """What stands in a lock file, held or not; empty if it cannot be read."""
     try:

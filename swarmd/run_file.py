@@ -94,6 +94,14 @@ def preset_sections(name: str) -> Sections:
 
 
 @dataclass(frozen=True, slots=True)
+class RunFile:
+    """What a run file means: the run, and where its peers may be found."""
+
+    config: RunConfig
+    entries: tuple[PeerAddress, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class RunPlan:
     """A run file that was read, its data not yet measured."""
 
@@ -105,9 +113,10 @@ class RunPlan:
         """Everything that can be wrong but the data. The run lacks their hash: no run id yet."""
         return self._named(lambda: _draft(_plain(self.sections)))
 
-    def measure(self, cache_dir: Path) -> RunConfig:
+    def measure(self, cache_dir: Path) -> RunFile:
         """The run. Packs the data into `cache_dir`, which may take a while where they are large."""
-        return self._named(lambda: make_run(self.sections, cache_dir=cache_dir))
+        config = self._named(lambda: make_run(self.sections, cache_dir=cache_dir))
+        return RunFile(config, self.entries)
 
     def _named(self, make: Callable[[], RunConfig]) -> RunConfig:
         try:

@@ -7,7 +7,7 @@ of a run file) or needs the network (the description of a run that is only a lin
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -16,8 +16,15 @@ from swarmd.home import Home
 from swarmd.home_files import find_run, known_runs, read_known_peers
 from swarmd.protocols.ids import RunId
 from swarmd.run_config import RunConfig
-from swarmd.run_file import RunPlan, read_run_file
-from swarmd.run_link import LINK_EXAMPLE, SCHEME, PeerAddress, parse_run_link, unique_entries
+from swarmd.run_file import RunFile, RunPlan, read_run_file
+from swarmd.run_link import (
+    LINK_EXAMPLE,
+    SCHEME,
+    PeerAddress,
+    RunLink,
+    parse_run_link,
+    unique_entries,
+)
 from swarmd.units import BadValue
 
 
@@ -30,13 +37,18 @@ class RunSource:
     run_id: RunId | None = None
     """None for a file: known once its data are measured."""
     config: RunConfig | None = None
-    """None: of a file not yet measured, or of a link not yet fetched."""
+    """None: of a file not yet measured, or of a link this home does not know."""
     plan: RunPlan | None = None
 
-    def load(self, cache_dir: Path) -> RunConfig | None:
-        """The description, or None if peers have to be asked for it. May take long: data of a file
-        are packed into `cache_dir`. Raises UserError."""
-        return self.plan.measure(cache_dir) if self.plan is not None else self.config
+    def load(self, cache_dir: Path) -> RunFile | RunLink:
+        """What the daemon starts from. May take long: data of a file are packed into `cache_dir`.
+
+        A link's description comes from this home's memory or from its peers. Raises UserError.
+        """
+        if self.plan is not None:
+            return replace(self.plan.measure(cache_dir), entries=self.entries)
+        assert self.run_id is not None
+        return RunLink(self.run_id, self.entries)
 
     def all_entries(self, home: Home, run_id: RunId) -> tuple[PeerAddress, ...]:
         """Those given first, then the peers that answered before."""

@@ -1,13 +1,9 @@
-"""What this build speaks and where it runs."""
+"""Where this build runs. What it speaks with other peers stands in protocols/greeting.py."""
 
 from __future__ import annotations
 
 import platform
 import sys
-
-PROTOCOL_MIN = 1
-PROTOCOL_MAX = 1
-"""Versions of the protocol between peers; see protocols/README.md."""
 
 PYTHON_MIN = (3, 11)
 

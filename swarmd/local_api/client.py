@@ -196,6 +196,13 @@ class Client:
         return DaemonSilent(self._home, waited_s)
 
 
+def ask(
+    home: Home, request: str, args: Mapping[str, Any] | None = None, *, timeout_s: float
+) -> dict[str, Any]:
+    """One answer from the daemon of `home`; raises as Client.ask."""
+    return Client(home, timeout_s=timeout_s).ask(request, args)
+
+
 class _LineReader:
     """Lines of bounded length from a socket."""
 

@@ -36,7 +36,7 @@ def load(folder: Path, text: str, **overrides: dict[str, Any]) -> Any:
     file.write_text(text)
     plan = read_run_file(file, overrides=overrides)
     assert plan.check().name
-    return plan.measure(folder / "cache")
+    return plan.measure(folder / "cache").config
 
 
 def run_of(**sections: dict[str, Any]) -> Any:

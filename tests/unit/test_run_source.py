@@ -10,7 +10,7 @@ from swarmd.errors import UserError
 from swarmd.home import Home, find_home
 from swarmd.home_files import KnownPeer, forget_run, known_runs, remember_run, write_known_peers
 from swarmd.run_config import RunConfig
-from swarmd.run_file import make_run
+from swarmd.run_file import RunFile, make_run
 from swarmd.run_link import ADDRESS_EXAMPLE, RunLink, parse_peer_address
 from swarmd.run_source import require_way_in, resolve_run
 
@@ -37,21 +37,21 @@ def test_link_gives_id_and_entries(home: Home) -> None:
     run = run_named("demo")
     source = resolve_run(home, str(RunLink(run.run_id, (ENTRY,))), [OTHER])
     assert (source.kind, source.run_id, source.entries) == ("link", run.run_id, (OTHER, ENTRY))
-    assert source.load(home.cache) is None
+    assert source.load(home.cache) == RunLink(run.run_id, (OTHER, ENTRY))
 
 
 def test_link_to_a_run_that_is_known_has_its_description(home: Home) -> None:
     run = run_named("demo")
     remember_run(home, run, [], used_at="2026")
-    assert resolve_run(home, f"swarmd://{run.run_id}").load(home.cache) == run
+    assert resolve_run(home, f"swarmd://{run.run_id}").config == run
 
 
 def test_file_is_checked_at_once_and_measured_later(home: Home, tmp_path: Path) -> None:
     file = tmp_path / "demo.toml"
     file.write_text(FILE)
-    source = resolve_run(home, str(file))
+    source = resolve_run(home, str(file), [ENTRY])
     assert (source.kind, source.run_id) == ("file", None)
-    assert source.load(home.cache) == run_named("demo")
+    assert source.load(home.cache) == RunFile(run_named("demo"), (ENTRY,))
     file.write_text(FILE.replace("tiny", "tniy"))
     with pytest.raises(UserError, match=r"demo\.toml:3: run\.preset") as caught:
         resolve_run(home, str(file))
