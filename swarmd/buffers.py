@@ -197,6 +197,12 @@ class SlotPool:
         """The largest payload that fits."""
         return self._layout.classes[-1][0]
 
+    def whole_view(self, ref: BufferRef) -> memoryview:
+        """All of the ref's slot, whatever part of it the ref names."""
+        self._check(ref)
+        start = self._layout.offset_bytes[ref.slot]
+        return memoryview(self._map)[start : start + self._layout.slot_bytes(ref.slot)]
+
     def resized(self, ref: BufferRef, size_bytes: int) -> BufferRef:
         """The same slot, the same hold, another size: what the worker really wrote."""
         self._check(ref)

@@ -8,11 +8,13 @@ One lane: jobs run one at a time in the order of submission; only they touch par
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
 from swarmd.buffers import SlotPool
+from swarmd.errors import ComputeLost
 from swarmd.protocols.jobs import Job, JobResult
 from swarmd.run_config import RunConfig
 
@@ -33,6 +35,8 @@ class WorkerConfig:
     """Recompute activations in the backward rather than keep them."""
     cache_dir: Path
     """Where the corpus is packed and mapped from."""
+    data_source: str = ""
+    """Where this peer has the run's data, if not where the run says; their hash decides."""
     state_file: Path | None = None
     """A checkpoint of this stage to start from; None: the identical start state of every peer."""
     injection: tuple[str, ...] = ()
@@ -65,6 +69,9 @@ class ComputeBackend(Protocol):
     buffers: SlotPool
     config: WorkerConfig
     """Read at each start, so a newer one (another stage, a later checkpoint) holds from then on."""
+    on_lost: Callable[[ComputeLost], None] | None
+    """Called once when the worker is gone unasked, after every job it had has failed; also when it
+    had none."""
 
     async def start(self) -> dict[str, Any]:
         """Start (or start again after ComputeLost), load the stage, return what the worker says:

@@ -9,6 +9,8 @@ import pytest
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 """Spinning OpenMP threads on few cores slow everything; set before anybody imports torch."""
 
+pytest.register_assert_rewrite("backend_contract")
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--slow", action="store_true", help="also run tests marked slow")

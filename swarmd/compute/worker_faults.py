@@ -1,0 +1,149 @@
+"""The faults on purpose that a worker suffers itself, so that they can be seen survived.
+
+    oom  device_lost  worker_exit  wedge=compute  slow=FACTOR  busy_start=DURATION
+
+(grammar and all other kinds: swarmd/injection.py). oom, device_lost, worker_exit and wedge happen
+once, at the first job for which their time has come; given a share, they happen at that share of
+jobs from then on. They strike where the real fault would, through the same error paths.
+
+A worker that was started again (`life` above 0) is spared what killed the one before it, else one
+`worker_exit` would kill every worker after it.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from swarmd.compute.failure_codes import DeviceLost
+from swarmd.injection import Injection, parse_injection
+from swarmd.protocols.jobs import Backward, Forward, Job, Step
+from swarmd.run_config import RunConfig
+
+FATAL = ("device_lost", "worker_exit", "wedge")
+STRIKING = ("oom", *FATAL)
+WEDGE_HERE = "compute"
+"""The phase of `wedge` that is ours."""
+
+
+class WorkerExit(BaseException):
+    """The injected end of the process. No handler for errors may catch it."""
+
+
+class Wedged(BaseException):
+    """The injected hang; whoever runs the jobs hangs then, if that is possible."""
+
+
+@dataclass(slots=True)
+class _Fault:
+    spec: Injection
+    spent: bool = False
+
+    @property
+    def share(self) -> float | None:
+        """Of jobs it strikes; None: once."""
+        return self.spec.param if isinstance(self.spec.param, float) else None
+
+
+class WorkerFaults:
+    """What this worker will suffer. `strike` goes before each job, `stretch` after it.
+
+    Raises BadValue for a spec that makes no sense.
+    """
+
+    def __init__(
+        self,
+        specs: Sequence[str],
+        run: RunConfig,
+        *,
+        stage: int = 0,
+        life: int = 0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._run = run
+        self._clock = clock
+        self._random = random.Random(f"faults/{run.seed}/{stage}")
+        self._round = -1
+        self._step = -1
+        self.replace(specs)
+        for fault in self._faults:
+            fault.spent = life > 0 and fault.spec.kind in FATAL and fault.share is None
+        self.start_delay_s = 0.0
+        """`busy_start`: how long to hold the start up, as a slow machine would."""
+        if life == 0:
+            self.start_delay_s = sum(
+                fault.spec.param for fault in self._faults if fault.spec.kind == "busy_start"
+            )
+
+    @property
+    def active(self) -> list[str]:
+        """What is still to come, as it was written."""
+        return [fault.spec.text for fault in self._faults if not fault.spent]
+
+    def replace(self, specs: Sequence[str]) -> None:
+        """From now on these, and no others. What belongs to other parts of the peer is ignored."""
+        parsed = [parse_injection(spec) for spec in specs]
+        self._faults = [_Fault(spec) for spec in parsed if _is_ours(spec)]
+        self._since_s = self._clock()
+
+    def strike(self, job: Job) -> None:
+        """Raises what is due: MemoryError, DeviceLost, WorkerExit or Wedged."""
+        self._note(job)
+        for fault in self._faults:
+            if fault.spec.kind in STRIKING and self._is_due(fault, job):
+                fault.spent = fault.share is None
+                raise _ERRORS[fault.spec.kind]("injected")
+
+    def stretch(self, busy_s: float) -> float:
+        """`slow`: make a job that took `busy_s` take longer. Returns by how much, s."""
+        added_s = 0.0
+        for fault in self._faults:
+            if fault.spec.kind == "slow" and self._has_come(fault.spec):
+                added_s += max(0.0, busy_s * (fault.spec.param - 1))
+        if added_s:
+            time.sleep(added_s)
+        return added_s
+
+    def _note(self, job: Job) -> None:
+        match job:
+            case Forward(micro_batch=micro_batch) | Backward(micro_batch=micro_batch):
+                if not micro_batch.held_out:
+                    self._round = max(self._round, micro_batch.round)
+                    step = self._run.step_of(micro_batch.round, micro_batch.index)
+                    self._step = max(self._step, step)
+            case Step(step=step):
+                self._step = max(self._step, step)
+
+    def _is_due(self, fault: _Fault, job: Job) -> bool:
+        if fault.spent or not self._has_come(fault.spec):
+            return False
+        if fault.spec.kind == "oom" and not isinstance(job, (Forward, Backward)):
+            return False  # only these are large
+        return fault.share is None or self._random.random() < fault.share
+
+    def _has_come(self, spec: Injection) -> bool:
+        match spec.trigger:
+            case "now":
+                return True
+            case "round":
+                return self._round >= spec.at
+            case "step":
+                return self._step >= spec.at
+            case "after":
+                return self._clock() - self._since_s >= spec.at
+
+
+_ERRORS: dict[str, type[BaseException]] = {
+    "oom": MemoryError,
+    "device_lost": DeviceLost,
+    "worker_exit": WorkerExit,
+    "wedge": Wedged,
+}
+
+
+def _is_ours(spec: Injection) -> bool:
+    if spec.kind == "wedge":
+        return bool(spec.param == WEDGE_HERE)
+    return spec.kind in STRIKING or spec.kind in ("slow", "busy_start")
