@@ -14,8 +14,8 @@ import pytest
 import trio
 
 from swarmd.errors import Backpressure, LinkClosed
+from swarmd.net.heap_store import HeapStore
 from swarmd.net.link_transport import LinkTransport
-from swarmd.net.memory import HeapStore
 from swarmd.net.transport import (
     DialEnded,
     FrameArrived,

@@ -51,6 +51,7 @@ TOKEN = struct.Struct("!Q")
 RESUME_LANE = struct.Struct(f"!QQQ{DIGEST_BYTES}s")
 
 HAS_PAYLOAD = 1
+NO_SHAPE = (0.0, 0.0, 0.0)
 
 
 class Kind(IntEnum):
@@ -115,7 +116,7 @@ class Hello:
     window_bytes: a message may begin while fewer unread bytes than this are out on its lane.
     bulk: addresses of the sender's bulk port. certificate: what it shows there, DER.
     observed: where the sender sees the receiver, `IP:PORT`.
-    shape: rate in bytes/s (0: none) and delay in s that the sender puts on its own links.
+    shape: rate in bytes/s (0: none), delay and jitter in s that the sender puts on its links.
     """
 
     plane: str
@@ -125,7 +126,7 @@ class Hello:
     bulk: tuple[str, ...] = ()
     certificate: bytes = b""
     observed: str = ""
-    shape: tuple[float, float] = (0.0, 0.0)
+    shape: tuple[float, float, float] = NO_SHAPE
 
     def encode(self) -> bytes:
         body: bytes = msgpack.packb(
@@ -155,7 +156,7 @@ def decode_hello(body: bytes | bytearray) -> Hello:
     window, plane = plain.get("window"), plain.get("plane")
     bulk, observed = plain.get("bulk", []), plain.get("observed", "")
     certificate = plain.get("certificate", b"")
-    shape = plain.get("shape", [0.0, 0.0])
+    shape = plain.get("shape", list(NO_SHAPE))
     sound = (
         isinstance(nonce, bytes)
         and len(nonce) == NONCE_BYTES
@@ -172,7 +173,7 @@ def decode_hello(body: bytes | bytearray) -> Hello:
         and isinstance(observed, str)
         and len(observed) <= limits.ADDRESS_CHARS_MAX
         and isinstance(shape, list)
-        and len(shape) == 2
+        and len(shape) == 3
         and all(type(x) in (int, float) and 0 <= x < 1e15 for x in shape)
     )
     if not sound:
@@ -185,5 +186,5 @@ def decode_hello(body: bytes | bytearray) -> Hello:
         bulk=tuple(bulk),
         certificate=certificate,
         observed=observed,
-        shape=(float(shape[0]), float(shape[1])),
+        shape=(float(shape[0]), float(shape[1]), float(shape[2])),
     )

@@ -19,16 +19,12 @@ leaves a stream handler or a notifee would end the process, so none does.
 from __future__ import annotations
 
 import logging
-import os
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
-from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import multiaddr
 import trio
-from cryptography import x509
-from cryptography.x509.oid import NameOID
 from libp2p import new_host
 from libp2p.abc import IListener, INetConn, INetStream, INotifee, IRawConnection, ITransport
 from libp2p.crypto.ed25519 import create_new_key_pair
@@ -44,13 +40,15 @@ from libp2p.rcmgr import ResourceLimits, new_resource_manager
 from libp2p.security.noise.exceptions import PeerIDMismatchesPubkey
 from libp2p.security.noise.transport import PROTOCOL_ID as NOISE_ID
 from libp2p.security.noise.transport import Transport as NoiseTransport
-from libp2p.security.tls.certificate import generate_certificate, verify_certificate_chain
 from libp2p.stream_muxer.yamux.yamux import PROTOCOL_ID as YAMUX_ID
 from libp2p.stream_muxer.yamux.yamux import Yamux
 
 from swarmd.net.addresses import Address, parse_address
+from swarmd.net.quiet import silence_libp2p
+from swarmd.net.shaping import Caps
 from swarmd.net.sockets import Doorway, RawStream, connect
-from swarmd.net.underlay import Buffer, CarrierEnded, DialFailed, Tally
+from swarmd.net.stream_carrier import StreamCarrier
+from swarmd.net.underlay import CarrierEnded, DialFailed
 from swarmd.protocols.ids import PeerId
 
 log = logging.getLogger("swarmd.net")
@@ -58,10 +56,6 @@ log = logging.getLogger("swarmd.net")
 CONTROL = TProtocol("/swarmd/control/1")
 BULK = TProtocol("/swarmd/bulk/1")
 
-WRITE_BYTES = 32 << 10
-"""A larger write may arrive in more than 101 pieces, at which the library gives the connection up;
-and a write is the unit of cancellation."""
-STALL_S = 10.0
 STREAM_S = 5.0
 UPGRADE_S = 5.0
 CLAIM_S = 10.0
@@ -70,11 +64,6 @@ STREAMS_MAX = 64
 """Open streams of one connection. We use two; the library hangs for good at 256."""
 UNREAD_BYTES_MAX = 24 << 20
 """Of one connection. The library's window is at most 16 MiB a stream, but it enforces none."""
-CERTIFICATE_DAYS = 365 * 100
-"""It proves a key, not a date; it ends with the process."""
-BACKDATED_DAYS = 7
-"""For peers whose clock is behind."""
-
 StreamHandler = Callable[["Libp2pConnection", "StreamCarrier"], Awaitable[None]]
 
 
@@ -88,52 +77,6 @@ def key_pair_of(seed: bytes) -> Any:
 
 def peer_id_of_seed(seed: bytes) -> PeerId:
     return PeerId(str(ID.from_pubkey(key_pair_of(seed).public_key)))
-
-
-def make_certificate(key_pair: Any) -> tuple[str, str]:
-    """A certificate of the libp2p TLS specification for this start, and its key. Both PEM.
-
-    Each has a name of its own: OpenSSL looks trusted certificates up by name.
-    """
-    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, os.urandom(8).hex())])
-    now = datetime.now(UTC)
-    template = (
-        x509.CertificateBuilder()
-        .serial_number(x509.random_serial_number())
-        .subject_name(name)
-        .issuer_name(name)
-        .not_valid_before(now - timedelta(days=BACKDATED_DAYS))
-        .not_valid_after(now + timedelta(days=CERTIFICATE_DAYS))
-        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=False)
-    )
-    return generate_certificate(key_pair.private_key, template)
-
-
-def check_certificate(certificate: bytes, peer: PeerId) -> None:
-    """Raises ValueError unless this DER certificate is signed by the key that `peer` names."""
-    try:
-        key = verify_certificate_chain([x509.load_der_x509_certificate(certificate)])
-        found = str(ID.from_pubkey(key))
-    except Exception as error:  # the library raises its own types and cryptography's
-        raise ValueError(f"certificate refused: {error}") from None
-    if found != peer:
-        raise ValueError(f"certificate of {found}")
-
-
-def silence_libp2p() -> None:
-    """The library logs to its own loggers and, without asking, to the root one."""
-    logging.getLogger("libp2p").setLevel(logging.CRITICAL + 1)
-    root = logging.getLogger()
-    if not any(isinstance(f, _NotLibp2p) for f in root.filters):
-        root.addFilter(_NotLibp2p())
-    if not root.handlers:
-        # Else its first call of logging.debug() would install a handler on standard error.
-        root.addHandler(logging.NullHandler())
-
-
-class _NotLibp2p(logging.Filter):
-    def filter(self, record: logging.LogRecord) -> bool:
-        return "/libp2p/" not in record.pathname
 
 
 # ------------------------------------------------------------------------------- sockets for libp2p
@@ -223,79 +166,6 @@ def _raw_of(node: Any) -> RawStream:
 # ------------------------------------------------------------------------------------------ streams
 
 
-class StreamCarrier:
-    """A libp2p stream as a carrier. Slow and hungry: 57-94 MB/s at 9-11 CPU s/GB were measured."""
-
-    kind = "stream"
-    frame_bytes = WRITE_BYTES
-
-    def __init__(self, stream: INetStream, raw: RawStream, *, owns_socket: bool) -> None:
-        self._stream = stream
-        self._raw = raw
-        self._owns_socket = owns_socket
-        self._held = bytearray()
-        self._closed = False
-        self.tally = raw.tally if owns_socket else Tally()
-        """The connection's bytes are counted once: with the control stream."""
-
-    async def send(self, parts: Sequence[Buffer]) -> None:
-        # Taking cancellation here, and nowhere below, keeps half a record off the wire.
-        await trio.lowlevel.checkpoint()
-        data = b"".join(parts)
-        for at in range(0, len(data), WRITE_BYTES):
-            # A write on a connection that is closed may return without an error.
-            if self._raw.closed:
-                raise CarrierEnded(self._end_cause())
-            failure = None
-            with trio.move_on_after(STALL_S, shield=True) as scope:
-                try:
-                    await self._stream.write(data[at : at + WRITE_BYTES])
-                except Exception as error:
-                    failure = CarrierEnded(self._end_cause(), repr(error))
-            if failure is not None:
-                raise failure
-            if scope.cancelled_caught:  # no await between here and the raise
-                self._raw.close_now()
-                raise CarrierEnded("stalled", f"nothing was taken for {STALL_S:.0f} s")
-
-    async def receive_into(self, view: memoryview) -> None:
-        while len(self._held) < len(view):
-            try:
-                # Large reads: the library sends a window update for each.
-                data = await self._stream.read(65_536)
-            except Exception as error:
-                raise CarrierEnded(self._end_cause(), repr(error)) from None
-            if not data:
-                raise CarrierEnded("lost", "end of stream")
-            self._held += data
-        view[:] = self._held[: len(view)]
-        del self._held[: len(view)]
-
-    def _end_cause(self) -> str:
-        """The library closes the socket at its end, too; so a closed socket says nothing."""
-        return "dropped" if self._closed else "lost"
-
-    def close_now(self) -> None:
-        self._closed = True
-        if self._owns_socket:
-            self._raw.close_now()
-        else:
-            _forget_stream(self._stream)
-
-
-def _forget_stream(stream: INetStream) -> None:
-    """End a stream without ending its connection. A reset may hang, so it gets a task and 2 s."""
-
-    async def reset() -> None:
-        with trio.move_on_after(2.0):
-            try:
-                await stream.reset()
-            except Exception as error:
-                log.debug("stream_reset_failed error=%r", error)
-
-    trio.lowlevel.spawn_system_task(reset)
-
-
 class Libp2pConnection:
     """An upgraded connection to one peer."""
 
@@ -334,7 +204,13 @@ class Libp2pHost:
     """Dials, accepts and guards. Streams of ours go to the two handlers."""
 
     def __init__(
-        self, seed: bytes, *, on_control: StreamHandler, on_bulk: StreamHandler, links_max: int
+        self,
+        seed: bytes,
+        *,
+        on_control: StreamHandler,
+        on_bulk: StreamHandler,
+        links_max: int,
+        caps: Caps,
     ) -> None:
         silence_libp2p()
         self.key_pair = key_pair_of(seed)
@@ -342,6 +218,7 @@ class Libp2pHost:
         self.counts: Counter[str] = Counter()
         self._handlers = {CONTROL: on_control, BULK: on_bulk}
         self._connections_max = 2 * links_max
+        self._caps = caps
         self._tcp = _Tcp()
         self._host: Any = None
         self._nursery: trio.Nursery | None = None
@@ -370,7 +247,8 @@ class Libp2pHost:
             await network.auto_connector.stop()
             async with trio.open_nursery() as nursery:
                 self._nursery = nursery
-                nursery.start_soon(trio.serve_listeners, self._accept, list(listeners))
+                if listeners:
+                    nursery.start_soon(trio.serve_listeners, self._accept, list(listeners))
                 nursery.start_soon(self._watch_unread)
                 task_status.started()
                 try:
@@ -415,7 +293,7 @@ class Libp2pHost:
             raise DialFailed("error", str(error)) from None
         if target.peer and target.peer != peer:
             raise DialFailed("wrong_peer_id", f"the address names {target.peer}")
-        raw = await connect(target)
+        raw = await connect(target, self._caps, is_bulk=False)
         self._raws.add(raw)
         upgraded = False
         try:
@@ -442,7 +320,7 @@ class Libp2pHost:
     async def _accept(self, stream: trio.SocketStream) -> None:
         """One inbound connection, until its socket is closed."""
         assert self._tcp.listener is not None
-        raw = RawStream(stream)
+        raw = RawStream(stream, self._caps)
         self._raws.add(raw)
         self._doorway.enter(raw)
         try:

@@ -16,11 +16,10 @@ import trio
 
 from swarmd.net.bulk import BulkWays
 from swarmd.net.frames import TOKEN, Hello, Kind, frame
-from swarmd.net.pump import Deliver, Plane, Pump, first_of
+from swarmd.net.pump import Deliver, Plane, Pump, raise_broken_rule
 from swarmd.net.transport import LinkStatistics, PayloadStore
 from swarmd.net.underlay import Channel, Tally, Underlay
 from swarmd.protocols.effects import Priority
-from swarmd.protocols.errors import RemoteProtocolError
 from swarmd.protocols.ids import PeerId
 
 LATE_S = 1.0
@@ -117,8 +116,8 @@ class Link:
                 self._pump.attach()
                 ended = await self._pump.run()
                 nursery.cancel_scope.cancel()
-        except* RemoteProtocolError as group:
-            raise first_of(group) from None
+        except BaseExceptionGroup as group:
+            raise_broken_rule(group)
         finally:
             self.ended_s = trio.current_time()
             self.ways.close()

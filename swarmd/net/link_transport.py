@@ -19,7 +19,7 @@ from typing import Any
 import trio
 
 from swarmd.errors import LinkClosed, LocalProtocolError
-from swarmd.net.frames import NONCE_BYTES, Hello, goodbye
+from swarmd.net.frames import NO_SHAPE, NONCE_BYTES, Hello, goodbye
 from swarmd.net.handshake import hear_hello, say_hello
 from swarmd.net.link import Link, LinkLimits
 from swarmd.net.pump import Plane, Wakeup
@@ -38,6 +38,7 @@ from swarmd.protocols.effects import Priority
 from swarmd.protocols.errors import RemoteProtocolError
 from swarmd.protocols.ids import PeerId, short_id
 from swarmd.protocols.jobs import BufferRef
+from swarmd.units import LinkShape
 
 log = logging.getLogger("swarmd.net")
 
@@ -55,7 +56,7 @@ class LinkTransport:
         store: PayloadStore,
         *,
         limits: LinkLimits | None = None,
-        shape: tuple[float, float] = (0.0, 0.0),
+        shape: LinkShape | None = None,
         rng: random.Random | None = None,
     ) -> None:
         self._underlay = underlay
@@ -256,7 +257,7 @@ class LinkTransport:
             bulk=tuple(self._underlay.bulk_addresses()),
             certificate=self._underlay.certificate,
             observed=channel.remote,
-            shape=self._shape,
+            shape=tuple(self._shape) if self._shape is not None else NO_SHAPE,
         )
 
     # ------------------------------------------------------------------------------------ accepting
@@ -357,7 +358,7 @@ class LinkTransport:
             opened_by_us=opened_by_us,
         )
         self._links[link.peer] = link
-        self._underlay.link_opened(link.peer, hello.certificate)
+        self._underlay.link_opened(channel, hello)
         self._tell(LinkOpened(link.peer))
         self._nursery.start_soon(self._run_link, link)
         return link

@@ -25,6 +25,7 @@ from typing import Any
 
 import trio
 
+from swarmd.net.frames import Hello
 from swarmd.net.link import LinkLimits
 from swarmd.net.link_transport import LinkTransport
 from swarmd.net.pump import Wakeup
@@ -39,7 +40,6 @@ from swarmd.net.underlay import (
     Tally,
 )
 from swarmd.protocols.ids import PeerId
-from swarmd.protocols.jobs import BufferRef
 
 FRAME_BYTES = 64 << 10
 STALL_S = 10.0
@@ -169,53 +169,6 @@ class MemoryNetwork:
 
     def forget(self, pipe: _Pipe) -> None:
         self._pipes.pop(pipe, None)
-
-
-class HeapStore:
-    """A PayloadStore in ordinary memory, for tests and measurements.
-
-    `held` counts slots that somebody still owns: a test that ends with any has found a leak.
-    """
-
-    def __init__(self, bytes_max: int = 1 << 30) -> None:
-        self._bytes_max = bytes_max
-        self._slots: dict[int, tuple[bytearray, int]] = {}
-        self._next_slot = 0
-        self._used_bytes = 0
-
-    @property
-    def held(self) -> int:
-        return len(self._slots)
-
-    def put(self, data: Buffer) -> BufferRef:
-        """A new slot with these bytes. Raises MemoryError beyond the store's size."""
-        ref = self.acquire(len(data))
-        if ref is None:
-            raise MemoryError(f"{len(data)} bytes")
-        self.view(ref)[:] = data
-        return ref
-
-    def acquire(self, size_bytes: int) -> BufferRef | None:
-        if self._used_bytes + size_bytes > self._bytes_max:
-            return None
-        self._next_slot += 1
-        self._used_bytes += size_bytes
-        self._slots[self._next_slot] = (bytearray(size_bytes), 1)
-        return BufferRef(self._next_slot, 0, size_bytes)
-
-    def view(self, ref: BufferRef) -> memoryview:
-        return memoryview(self._slots[ref.slot][0])
-
-    def retain(self, ref: BufferRef) -> None:
-        data, owners = self._slots[ref.slot]
-        self._slots[ref.slot] = (data, owners + 1)
-
-    def release(self, ref: BufferRef) -> None:
-        data, owners = self._slots.pop(ref.slot)
-        if owners > 1:
-            self._slots[ref.slot] = (data, owners - 1)
-        else:
-            self._used_bytes -= len(data)
 
 
 class _Pipe:
@@ -382,7 +335,7 @@ class MemoryUnderlay:
     def certificate(self) -> bytes:
         return b""
 
-    def link_opened(self, peer: PeerId, certificate: bytes) -> None: ...
+    def link_opened(self, channel: Channel, hello: Hello) -> None: ...
 
     def link_ended(self, peer: PeerId) -> None: ...
 

@@ -15,6 +15,7 @@ from collections import Counter
 import trio
 
 from swarmd.net.addresses import Address
+from swarmd.net.shaping import Caps, DelayLine, Path
 from swarmd.net.underlay import Buffer, CarrierEnded, DialFailed, Tally
 
 USER_TIMEOUT_S = 15
@@ -22,14 +23,25 @@ READ_BYTES = 256 << 10
 
 
 class RawStream:
-    """A connected TCP socket."""
+    """A connected TCP socket.
 
-    def __init__(self, stream: trio.SocketStream) -> None:
+    `is_bulk`: what goes over it waits for the daemon's caps; else it is only counted against them.
+    """
+
+    def __init__(
+        self, stream: trio.SocketStream, caps: Caps | None = None, *, is_bulk: bool = False
+    ) -> None:
         self._stream = stream
+        self._caps = caps or Caps()
+        self._is_bulk = is_bulk
+        self._path: Path | None = None
+        self._line: DelayLine | None = None
         self.tally = Tally()
         self.closed = False
         self.on_close = trio.CancelScope()
         """Cancelled when the socket is closed, by either side's doing."""
+        self.on_late_close = trio.CancelScope()
+        """The same for the task that sends with a delay."""
         if hasattr(socket, "TCP_USER_TIMEOUT"):
             timeout_ms = USER_TIMEOUT_S * 1000
             stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, timeout_ms)
@@ -42,17 +54,52 @@ class RawStream:
             return None
         return str(host), int(port)
 
-    @property
-    def local_host(self) -> str:
-        return str(self._stream.socket.getsockname()[0])
+    def follow(self, path: Path, nursery: trio.Nursery) -> None:
+        """From now on this connection is part of `path`, bent as it is."""
+        self._path = path
+        if path.bend.delay_s and self._line is None:
+            self._line = DelayLine()
+            nursery.start_soon(self._send_late, self._line)
+
+    async def ready(self, *, capped: bool | None = None) -> None:
+        """Until something may be sent: what was sent before has gone, and no cap is overdrawn.
+
+        Apart from `send_all`, so that the deadline of a frame does not run meanwhile.
+        """
+        if self._path is not None:
+            await self._path.wait_up()
+        if self._caps.up is not None and (self._is_bulk if capped is None else capped):
+            await self._caps.up.wait()
 
     async def send_all(self, data: Buffer) -> None:
         """Raises CarrierEnded. Not cancellable in the middle without harm: callers shield."""
+        if self.closed:
+            raise CarrierEnded("dropped")
+        if self._caps.up is not None:
+            self._caps.up.debit(len(data))
+        if self._path is not None:
+            due_s = self._path.sent(len(data))
+            if self._line is not None:
+                self._line.put(due_s, data)
+                await trio.lowlevel.checkpoint()
+                return
+        await self._send_now(data)
+
+    async def _send_now(self, data: Buffer) -> None:
         try:
             await self._stream.send_all(data)
         except (trio.BrokenResourceError, trio.ClosedResourceError, OSError) as error:
             raise CarrierEnded("dropped" if self.closed else "lost", str(error)) from None
         self.tally.sent += len(data)
+
+    async def _send_late(self, line: DelayLine) -> None:
+        with self.on_late_close:
+            while True:
+                try:
+                    await self._send_now(await line.get())
+                except CarrierEnded:
+                    self.close_now()
+                    return
 
     async def receive_some(self, bytes_max: int = READ_BYTES) -> bytes | bytearray:
         """At least one byte. Raises CarrierEnded at the end."""
@@ -63,13 +110,26 @@ class RawStream:
         if not data:
             raise CarrierEnded("lost", "end of stream")
         self.tally.received += len(data)
+        if self._path is not None:
+            await self._path.received(len(data))
+        if self._caps.down is not None:
+            self._caps.down.debit(len(data))
+            if self._is_bulk:
+                await self._caps.down.wait()
         return data
+
+    async def pause_down(self, most_s: float) -> None:
+        """For bulk on a shared connection: wait for the cap on what comes in, but not long."""
+        if self._caps.down is not None:
+            with trio.move_on_after(most_s):
+                await self._caps.down.wait()
 
     def close_now(self) -> None:
         if not self.closed:
             self.closed = True
             self._stream.socket.close()
             self.on_close.cancel()
+            self.on_late_close.cancel()
 
 
 class Doorway:
@@ -100,7 +160,7 @@ class Doorway:
         return True
 
 
-async def connect(address: Address) -> RawStream:
+async def connect(address: Address, caps: Caps, *, is_bulk: bool) -> RawStream:
     """Raises DialFailed. The caller sets the deadline."""
     try:
         family = address.family
@@ -117,7 +177,7 @@ async def connect(address: Address) -> RawStream:
         raw = trio.socket.socket(family, kind, protocol)
         try:
             await raw.connect(target)
-            return RawStream(trio.SocketStream(raw))
+            return RawStream(trio.SocketStream(raw), caps, is_bulk=is_bulk)
         except OSError as error:
             raw.close()
             failure = DialFailed(cause_of(error), str(error))

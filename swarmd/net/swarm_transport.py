@@ -9,6 +9,7 @@ transport.ports_changed   # {4710: 41873} if 4710 was taken
 from __future__ import annotations
 
 import logging
+import random
 from collections.abc import Sequence
 from typing import Any
 
@@ -22,22 +23,24 @@ from swarmd.net.addresses import (
     parse_address,
     with_peer,
 )
+from swarmd.net.certificates import check_certificate, make_certificate
+from swarmd.net.frames import Hello
 from swarmd.net.libp2p_host import (
     BULK,
     CONTROL,
     Libp2pConnection,
     Libp2pHost,
-    StreamCarrier,
-    check_certificate,
-    make_certificate,
 )
 from swarmd.net.link import LinkLimits
 from swarmd.net.link_transport import LinkTransport
+from swarmd.net.shaping import Bend, Caps, Path, bend_of
 from swarmd.net.sockets import Doorway, RawStream, connect, listen
+from swarmd.net.stream_carrier import StreamCarrier
 from swarmd.net.tls_bulk import BulkKeys, Refused, accept_tls, connect_tls
 from swarmd.net.transport import PayloadStore
 from swarmd.net.underlay import Acceptor, Carrier, CarrierEnded, Channel, DialFailed
 from swarmd.protocols.ids import PeerId, short_id
+from swarmd.units import LinkShape
 
 log = logging.getLogger("swarmd.net")
 
@@ -51,6 +54,10 @@ class _Channel:
         self.remote = connection.remote
         self.carrier: Carrier = carrier
         self._connection = connection
+
+    @property
+    def raw(self) -> RawStream:
+        return self._connection.raw
 
     async def open_bulk(self) -> Carrier:
         return await self._connection.open(BULK, owns_socket=False)
@@ -71,9 +78,15 @@ class SwarmUnderlay:
         bulk_port: int | None = 0,
         announce_bulk: Sequence[str] = (),
         links_max: int,
+        shape: LinkShape | None = None,
     ) -> None:
+        self.caps = Caps()
         self.host = Libp2pHost(
-            seed, on_control=self._on_control, on_bulk=self._on_bulk, links_max=links_max
+            seed,
+            on_control=self._on_control,
+            on_bulk=self._on_bulk,
+            links_max=links_max,
+            caps=self.caps,
         )
         self.peer_id = self.host.peer_id
         self.ports_changed: dict[int, int] = {}
@@ -83,9 +96,13 @@ class SwarmUnderlay:
         self._bulk_port = bulk_port
         self._announced: list[Address] = []
         self._bulk_announced: list[Address] = []
-        self._keys = BulkKeys(*make_certificate(self.host.key_pair))
+        self._keys = BulkKeys(*make_certificate(seed))
         self._doorway = Doorway(self.host.counts)
         self._bulk_raws: set[RawStream] = set()
+        self._shape = shape
+        self._paths: dict[PeerId, Path] = {}
+        self._rng = random.Random()
+        self._nursery: trio.Nursery | None = None
         self._acceptor: Acceptor | None = None
 
     def addresses(self) -> Sequence[str]:
@@ -98,7 +115,14 @@ class SwarmUnderlay:
     def certificate(self) -> bytes:
         return self._keys.certificate
 
-    def link_opened(self, peer: PeerId, certificate: bytes) -> None:
+    def link_opened(self, channel: Channel, hello: Hello) -> None:
+        peer, certificate = channel.peer, hello.certificate
+        theirs = LinkShape(*hello.shape) if hello.shape[0] else None
+        bend = bend_of(self._shape, theirs)
+        if bend != Bend():
+            self._paths[peer] = Path(bend, self._rng)
+            assert isinstance(channel, _Channel)
+            self._follow(peer, channel.raw)
         try:
             check_certificate(certificate, peer)
         except ValueError as error:
@@ -109,6 +133,12 @@ class SwarmUnderlay:
 
     def link_ended(self, peer: PeerId) -> None:
         self._keys.distrust(peer)
+        self._paths.pop(peer, None)
+
+    def _follow(self, peer: PeerId, raw: RawStream) -> None:
+        path = self._paths.get(peer)
+        if path is not None and self._nursery is not None:
+            raw.follow(path, self._nursery)
 
     def count(self) -> dict[str, int]:
         return dict(self.host.counts)
@@ -134,8 +164,10 @@ class SwarmUnderlay:
             self._announced = self._announce or list(dict.fromkeys(found))
             self._bulk_announced = self._announce_bulk or list(dict.fromkeys(bulk_found))
             async with trio.open_nursery() as nursery:
+                self._nursery = nursery
                 await nursery.start(self.host.run, listeners, self._announced)
-                nursery.start_soon(trio.serve_listeners, self._accept_bulk, bulk_listeners)
+                if bulk_listeners:
+                    nursery.start_soon(trio.serve_listeners, self._accept_bulk, bulk_listeners)
                 task_status.started()
         finally:
             for listener in [*listeners, *bulk_listeners]:
@@ -170,11 +202,12 @@ class SwarmUnderlay:
             raise DialFailed("error", str(error)) from None
         if not self._keys.knows(peer):
             raise DialFailed("error", "the peer showed no certificate")
-        raw = await connect(target)
+        raw = await connect(target, self.caps, is_bulk=True)
         self._bulk_raws.add(raw)
         carrier = None
         try:
             carrier = await connect_tls(raw, self._keys, peer)
+            self._follow(peer, raw)
             return carrier
         finally:
             if carrier is None:
@@ -183,12 +216,13 @@ class SwarmUnderlay:
 
     async def _accept_bulk(self, stream: trio.SocketStream) -> None:
         """One inbound bulk connection, until it ends."""
-        raw = RawStream(stream)
+        raw = RawStream(stream, self.caps, is_bulk=True)
         self._bulk_raws.add(raw)
         self._doorway.enter(raw)
         try:
             peer, carrier = await accept_tls(raw, self._keys)
             self._doorway.leave(raw)
+            self._follow(peer, raw)
             if self._acceptor is not None:
                 await self._acceptor.bulk_opened(peer, carrier)
         except Refused as refused:
@@ -213,6 +247,7 @@ class SwarmTransport(LinkTransport):
 
     seed: the 32 bytes of the ed25519 key. listen_on: `/ip4/IP/tcp/PORT`, port 0 for a free one.
     announce, announce_bulk: what others are told instead of what is found.
+    shape: what our links are made to behave like, for experiments (shaping.py).
     bulk_port: 0 for the port after the control plane's (or a free one), None for no bulk port.
     """
 
@@ -225,6 +260,7 @@ class SwarmTransport(LinkTransport):
         announce: Sequence[str] = (),
         bulk_port: int | None = 0,
         announce_bulk: Sequence[str] = (),
+        shape: LinkShape | None = None,
         limits: LinkLimits | None = None,
     ) -> None:
         limits = limits or LinkLimits()
@@ -235,8 +271,15 @@ class SwarmTransport(LinkTransport):
             bulk_port=bulk_port,
             announce_bulk=announce_bulk,
             links_max=limits.links_max,
+            shape=shape,
         )
-        super().__init__(self._swarm_underlay, store, limits=limits)
+        super().__init__(self._swarm_underlay, store, limits=limits, shape=shape)
+
+    def set_caps(
+        self, *, up_bytes_per_s: float | None = None, down_bytes_per_s: float | None = None
+    ) -> None:
+        """Limit what all links use together, from now on. None: no limit. While running only."""
+        self._swarm_underlay.caps.set(up_bytes_per_s, down_bytes_per_s)
 
     @property
     def ports_changed(self) -> dict[int, int]:

@@ -140,6 +140,7 @@ class TlsCarrier:
     async def send(self, parts: Sequence[Buffer]) -> None:
         # A cancelled caller leaves here, with no byte encrypted.
         await trio.lowlevel.checkpoint_if_cancelled()
+        await self._raw.ready()
         if self._raw.closed:
             raise CarrierEnded("dropped")
         try:

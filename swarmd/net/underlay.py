@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from swarmd.net.frames import Hello
 from swarmd.protocols.ids import PeerId
 
 Buffer = bytes | bytearray | memoryview
@@ -121,8 +122,8 @@ class Underlay(Protocol):
         """What we show on bulk connections, for our HELLO; may be empty."""
         ...
 
-    def link_opened(self, peer: PeerId, certificate: bytes) -> None:
-        """A neighbour, and what it will show on bulk connections."""
+    def link_opened(self, channel: Channel, hello: Hello) -> None:
+        """A neighbour, and what it said: its certificate for bulk connections, its shape."""
         ...
 
     def link_ended(self, peer: PeerId) -> None: ...

@@ -1,0 +1,138 @@
+"""Slower on purpose: caps on what all links use together, and links made to behave like worse ones.
+
+Caps (`--limit-up`, `--limit-down`): one token bucket a direction for the whole daemon. What is sent
+or received is taken off exactly, framing and encryption included; bulk transfers wait while the
+bucket is overdrawn, control messages never do, so probes do not feel a cap.
+
+Shapes (`--shape RATE[,DELAY[,JITTER]]`): every link of ours gets that rate in each direction, both
+planes together, and that delay on its round trip. Where both ends are shaped, each shapes what it
+sends, with the worse of the two, so the delay is half each way and counts once. Where only we are,
+what we send bears the whole delay and what we receive is slowed to the rate: the round trip and the
+rates are the same, only the halves are not. It works where the kernel's netem is missing.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from dataclasses import dataclass
+
+import trio
+
+from swarmd.net.underlay import Buffer
+from swarmd.units import LinkShape
+
+BURST_S = 0.1
+"""A bucket holds this much of its rate: enough to wake late, too little to show over a second."""
+
+
+class TokenBucket:
+    """Bytes a second. May be overdrawn; who cares waits until it is not."""
+
+    def __init__(self, bytes_per_s: float) -> None:
+        self.bytes_per_s = bytes_per_s
+        self._level = bytes_per_s * BURST_S
+        self._at_s = trio.current_time()
+
+    def debit(self, size: int) -> None:
+        self._refill()
+        self._level -= size
+
+    async def wait(self) -> None:
+        """Until nothing is owed. Others may owe again by then: they were first."""
+        self._refill()
+        while self._level < 0:
+            await trio.sleep(-self._level / self.bytes_per_s)
+            self._refill()
+
+    def _refill(self) -> None:
+        now_s = trio.current_time()
+        most = self.bytes_per_s * BURST_S
+        self._level = min(most, self._level + (now_s - self._at_s) * self.bytes_per_s)
+        self._at_s = now_s
+
+
+class Caps:
+    """The daemon's own limits. None: no limit. They can be changed while it runs."""
+
+    def __init__(self) -> None:
+        self.up: TokenBucket | None = None
+        self.down: TokenBucket | None = None
+
+    def set(self, up_bytes_per_s: float | None, down_bytes_per_s: float | None) -> None:
+        self.up = TokenBucket(up_bytes_per_s) if up_bytes_per_s else None
+        self.down = TokenBucket(down_bytes_per_s) if down_bytes_per_s else None
+
+
+@dataclass(frozen=True, slots=True)
+class Bend:
+    """What one end does to a link: rates in bytes/s (0: none), delay of what it sends in s."""
+
+    up_bytes_per_s: float = 0.0
+    down_bytes_per_s: float = 0.0
+    delay_s: float = 0.0
+    jitter_s: float = 0.0
+
+
+def bend_of(ours: LinkShape | None, theirs: LinkShape | None) -> Bend:
+    """What we do to a link whose ends are to behave like these."""
+    if ours is None:
+        return Bend()
+    if theirs is None:
+        return Bend(ours.rate_bytes_per_s, ours.rate_bytes_per_s, ours.delay_s, ours.jitter_s)
+    return Bend(
+        up_bytes_per_s=min(ours.rate_bytes_per_s, theirs.rate_bytes_per_s),
+        delay_s=max(ours.delay_s, theirs.delay_s) / 2,
+        jitter_s=max(ours.jitter_s, theirs.jitter_s) / 2,
+    )
+
+
+class Path:
+    """One link as it is bent: both planes of it share the rates."""
+
+    def __init__(self, bend: Bend, rng: random.Random) -> None:
+        self.bend = bend
+        self._rng = rng
+        self._up_free_s = self._down_free_s = 0.0
+
+    async def wait_up(self) -> None:
+        """Until what was sent before has gone."""
+        while (now_s := trio.current_time()) < self._up_free_s:
+            await trio.sleep(self._up_free_s - now_s)
+
+    def sent(self, size: int) -> float:
+        """When the last of `size` bytes, sent now, is to leave."""
+        rate, delay_s = self.bend.up_bytes_per_s, self.bend.delay_s
+        self._up_free_s = max(self._up_free_s, trio.current_time())
+        self._up_free_s += size / rate if rate else 0.0
+        if self.bend.jitter_s:
+            delay_s += self._rng.uniform(-self.bend.jitter_s, self.bend.jitter_s)
+        return self._up_free_s + max(0.0, delay_s)
+
+    async def received(self, size: int) -> None:
+        """Until `size` bytes could have come at the link's rate."""
+        rate = self.bend.down_bytes_per_s
+        if rate:
+            self._down_free_s = max(self._down_free_s, trio.current_time()) + size / rate
+            await trio.sleep_until(self._down_free_s)
+
+
+class DelayLine:
+    """Bytes on their way out, each with its time. In order, whatever the jitter."""
+
+    def __init__(self) -> None:
+        self._held: deque[tuple[float, Buffer]] = deque()
+        self._last_due_s = 0.0
+        self._came = trio.lowlevel.ParkingLot()
+
+    def put(self, due_s: float, data: Buffer) -> None:
+        self._last_due_s = max(self._last_due_s, due_s)
+        self._held.append((self._last_due_s, data))
+        self._came.unpark_all()
+
+    async def get(self) -> Buffer:
+        while not self._held:
+            await self._came.park()
+        due_s, data = self._held.popleft()
+        await trio.sleep_until(due_s)
+        return data
