@@ -21,7 +21,7 @@ from swarmd.protocols.ids import PeerId
 from swarmd.protocols.link_keeper import LinkKeeper
 from swarmd.protocols.local_health import LocalHealth
 from swarmd.protocols.messages.gossip import VERDICTS, Gossip, PeerRecord, Rumour, SignedRecord
-from swarmd.protocols.own_record import OwnRecord, is_urgent
+from swarmd.protocols.own_record import OwnRecord
 from swarmd.protocols.probing import Prober
 from swarmd.protocols.rings import Rings
 from swarmd.protocols.roster import Entry, Liveness, Meaning, Merged, Roster
@@ -110,7 +110,7 @@ class Judgement:
             elif merged.meaning is Meaning.OWN:
                 self._meet_own_record(merged.record, now_s)
             elif merged.meaning is not Meaning.OLDER:
-                learned += merged.before is None or is_urgent(merged.before, merged.record)
+                learned += merged.tells_more_than_progress
                 if merged.meaning is Meaning.NEW:
                     strangers.add(peer)
                 self._news.put((peer, "record"), signed, told=(source, peer))
@@ -122,7 +122,7 @@ class Judgement:
         assert entry is not None
         record = merged.record
         told = {"peer": peer, "stage": record.stage, "phase": record.phase}
-        urgent = merged.before is None or is_urgent(merged.before, record)
+        urgent = merged.tells_more_than_progress
         self.is_gossip_urgent |= urgent
         if entry.liveness is Liveness.LEFT:
             was_there = merged.before is None or merged.before.phase != "left"

@@ -161,7 +161,7 @@ class Membership:
     def update_own(self, now_s: float, **changes: Any) -> list[Effect]:
         """Say something new of ourselves: any fields of PeerRecord but identity and stamps.
 
-        Progress alone (own_record.PROGRESS_FIELDS) waits for the next occasion; everything else is
+        Progress alone (roster.PROGRESS_FIELDS) waits for the next occasion; everything else is
         signed and told at once. Raises LocalProtocolError for fields that are not ours to set.
         """
         if self.own.change(changes, now_s):

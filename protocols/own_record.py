@@ -13,28 +13,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import fields, replace
-from operator import attrgetter
 from typing import Any
 
 from swarmd.protocols import wire
 from swarmd.protocols.errors import LocalProtocolError
 from swarmd.protocols.membership_limits import MembershipLimits
 from swarmd.protocols.messages.gossip import PHASES, PeerRecord, SignedRecord
-from swarmd.protocols.roster import stamp_of
+from swarmd.protocols.roster import PROGRESS_FIELDS, stamp_of
 from swarmd.protocols.suspicion import Life
 
 Sign = Callable[[bytes], bytes]
 
-PROGRESS_FIELDS = frozenset({"tokens_per_s", "memory_bytes", "step", "micro_batches"})
-"""Changes of these alone may wait."""
 _NOT_BY_HAND = frozenset({"peer", "incarnation", "version", "run_id", "refutation"})
 _FIELDS = frozenset(item.name for item in fields(PeerRecord))
-_urgent_values = attrgetter(*sorted(_FIELDS - PROGRESS_FIELDS - {"version"}))
-
-
-def is_urgent(before: PeerRecord, after: PeerRecord) -> bool:
-    """Does the change go beyond mere progress?"""
-    return bool(_urgent_values(before) != _urgent_values(after))
 
 
 class OwnRecord:

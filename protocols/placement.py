@@ -20,6 +20,8 @@ from swarmd.protocols.ids import PeerId
 from swarmd.protocols.messages.gossip import PeerRecord
 from swarmd.protocols.roster import RosterView
 
+REPLAN_S = 5.0
+
 
 @dataclass(frozen=True, slots=True)
 class Change:
@@ -48,14 +50,17 @@ class Placement:
         self._wish_since_s = 0.0
         self._stage: int | None = None
         self._stage_since_s = 0.0
+        self._map_shape = -1
         self._plan: tuple[int, bool, Plan] | None = None
+        self._plan_at_s = 0.0
 
     def review(self, view: RosterView, now_s: float) -> Change:
         """What to change about ourselves, if anything."""
         own = view.get(self._own)
         assert own is not None, "we are not in our own roster"
         record = own.record
-        self._note(view, record, now_s)
+        self._note_stage(record, now_s)
+        self._note_map(view, now_s)
         if record.observer or record.phase in ("draining", "left", "syncing"):
             return Change()
         seat = self.plan(view, now_s).seat_of(self._own)
@@ -73,13 +78,18 @@ class Placement:
         return Change({}, "keep")
 
     def plan(self, view: RosterView, now_s: float) -> Plan:
-        """What everybody with this view finds; also for `swarmd plan`."""
+        """What everybody with this view finds; also for `swarmd plan`.
+
+        Found again when the roster's shape changes, and every REPLAN_S for capacities' sake.
+        """
         quiet_s = now_s - self._map_since_s
         is_quiet = quiet_s >= self._limits.settling_s
         held = self._plan
-        if held is None or held[:2] != (view.revision, is_quiet):
+        is_old = now_s - self._plan_at_s >= REPLAN_S
+        if held is None or is_old or held[:2] != (view.shape, is_quiet):
             found = plan(view, self._needs, self._seed, self._limits, quiet_s)
-            self._plan = held = (view.revision, is_quiet, found)
+            self._plan = held = (view.shape, is_quiet, found)
+            self._plan_at_s = now_s
         return held[2]
 
     def next_check_s(self, now_s: float) -> float:
@@ -95,9 +105,14 @@ class Placement:
             return Change({"phase": "syncing"}, "take")
         return Change({}, "claim")
 
-    def _note(self, view: RosterView, record: PeerRecord, now_s: float) -> None:
+    def _note_stage(self, record: PeerRecord, now_s: float) -> None:
+        if record.stage != self._stage or record.phase == "joining":
+            self._stage, self._stage_since_s = record.stage, now_s
+
+    def _note_map(self, view: RosterView, now_s: float) -> None:
+        if view.shape == self._map_shape:
+            return
+        self._map_shape = view.shape
         version = stage_map(view, self._needs.stages).version
         if version != self._map_version:
             self._map_version, self._map_since_s = version, now_s
-        if record.stage != self._stage or record.phase == "joining":
-            self._stage, self._stage_since_s = record.stage, now_s

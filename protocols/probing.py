@@ -89,6 +89,11 @@ class Prober:
         self._relays: list[_Relay] = []
         self._bad_paths: dict[PeerId, int] = {}
 
+    @property
+    def relay_count(self) -> int:
+        """Probes under way for others."""
+        return len(self._relays)
+
     def heard_recently(self, peer: PeerId, now_s: float) -> bool:
         """By ourselves, within the time in which we would not have begun to doubt."""
         link = self._keeper.links.get(peer)

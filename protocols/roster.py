@@ -18,9 +18,10 @@ import hashlib
 from bisect import bisect_left, insort
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from functools import lru_cache
+from operator import attrgetter
 
 from swarmd.protocols import limits, wire
 from swarmd.protocols.errors import LocalProtocolError, RemoteProtocolError
@@ -38,6 +39,12 @@ class Liveness(StrEnum):
     DEAD = "dead"
     LEFT = "left"
 
+
+PROGRESS_FIELDS = frozenset({"tokens_per_s", "memory_bytes", "step", "micro_batches"})
+"""What changes all the time. Changes of these alone may wait, and shape nothing."""
+_shape_values = attrgetter(
+    *sorted({item.name for item in fields(PeerRecord)} - PROGRESS_FIELDS - {"version"})
+)
 
 PRESENT = (Liveness.ALIVE, Liveness.SUSPECT)
 """Counted as being there. A suspect is, until its time is up."""
@@ -68,6 +75,10 @@ class Merged:
     before: PeerRecord | None = None
     """What it replaced."""
 
+    @property
+    def tells_more_than_progress(self) -> bool:
+        return self.before is None or is_more_than_progress(self.before, self.record)
+
 
 @dataclass(frozen=True, slots=True)
 class PeerView:
@@ -94,6 +105,8 @@ class RosterView:
     peers: tuple[PeerView, ...]
     revision: int
     """Rises with every change; equal numbers mean an equal roster of the same peer."""
+    shape: int
+    """Rises only when more than progress changed: who is there, where, in which phase ..."""
     _index: dict[PeerId, int] = field(repr=False, compare=False)
 
     def get(self, peer: PeerId) -> PeerView | None:
@@ -118,6 +131,8 @@ class Entry:
     last_heard_s: float = 0.0
     fingerprint: int = 0
     """64 bits over the stamp and on whether the peer is present; summed up in digests."""
+    revision: int = 0
+    """The roster's, when this entry last changed."""
     view: PeerView | None = None
 
     @property
@@ -135,6 +150,11 @@ def stamp_of(record: PeerRecord) -> tuple[int, int]:
 
 def life_of(record: PeerRecord) -> Life:
     return (record.incarnation, record.refutation)
+
+
+def is_more_than_progress(before: PeerRecord, after: PeerRecord) -> bool:
+    """Did anything change besides PROGRESS_FIELDS?"""
+    return bool(_shape_values(before) != _shape_values(after))
 
 
 def join(a: SignedRecord, b: SignedRecord) -> SignedRecord:
@@ -182,6 +202,7 @@ class Roster:
         self._view: RosterView | None = None
         self._view_at_s = 0.0
         self.revision = 0
+        self.shape = 0
         self.present_count = 0
         """Peers alive or suspect, ourselves included."""
         self.counters: Counter[str] = Counter()
@@ -263,6 +284,7 @@ class Roster:
         insort(self._ids, peer)
         self._of_key[entry.key] = peer
         self._of_body[signed.body] = peer
+        self.shape += 1
         self._touch(entry)
 
     def _replace(
@@ -271,6 +293,7 @@ class Roster:
         is_new_life = life_of(record) > held.life
         has_restarted = record.incarnation > held.record.incarnation
         before = held.liveness
+        self.shape += is_more_than_progress(held.record, record)
         del self._of_body[held.signed.body]
         self._of_body[signed.body] = PeerId(record.peer)
         held.record, held.signed = record, signed
@@ -294,6 +317,7 @@ class Roster:
         entry.liveness = liveness
         entry.since_s = now_s
         self.present_count += entry.is_present - was_present
+        self.shape += 1
         self._touch(entry)
 
     def heard(self, peer: PeerId, now_s: float) -> None:
@@ -312,6 +336,7 @@ class Roster:
         del self._of_key[entry.key]
         del self._of_body[entry.signed.body]
         self.revision += 1
+        self.shape += 1
         return True
 
     def forget_older_than(self, age_s: float, now_s: float) -> list[PeerId]:
@@ -335,9 +360,10 @@ class Roster:
             raise RemoteProtocolError("run_full", f"{limits.PEERS_MAX} peers are known")
 
     def _touch(self, entry: Entry) -> None:
+        self.revision += 1
+        entry.revision = self.revision
         entry.fingerprint = _fingerprint(entry)
         entry.view = None
-        self.revision += 1
 
     # ------------------------------------------------------------------------------------- view
 
@@ -348,7 +374,7 @@ class Roster:
             return held
         peers = tuple(self._view_of(self._entries[peer]) for peer in self._ids)
         index = {peer: place for place, peer in enumerate(self._ids)}
-        self._view = RosterView(peers, self.revision, index)
+        self._view = RosterView(peers, self.revision, self.shape, index)
         self._view_at_s = now_s
         return self._view
 

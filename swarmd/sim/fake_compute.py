@@ -1,0 +1,237 @@
+"""A compute worker that computes nothing: what each job costs, what it gives back, how it dies.
+
+It keeps the promises of swarmd/compute_api.py: one lane, jobs in the order of submission, slots
+read when the job was given. Graphs are remembered by what they were made from, so that a gradient
+for another graph is an `unknown_micro_batch` here as it is there. The loss falls with the steps taken.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from swarmd.protocols import effects as fx
+from swarmd.protocols.ids import MicroBatchId
+from swarmd.protocols.jobs import (
+    Backward,
+    BufferRef,
+    Forget,
+    Forward,
+    Job,
+    JobFailure,
+    JobResult,
+    StageCall,
+    Step,
+)
+from swarmd.protocols.run_shape import RunShape
+from swarmd.sim.clock import World
+from swarmd.sim.slots import SimSlots
+
+LOSS_FIRST = 5.5
+LOSS_FLOOR = 1.5
+LOSS_STEPS = 150.0
+"""Of the made-up curve: where it starts, where it ends, and in how many steps it falls e-fold."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CostModel:
+    """Seconds on a peer of speed 1."""
+
+    forward_s: float = 0.04
+    backward_s: float = 0.08
+    step_s: float = 0.02
+    call_s: float = 0.05
+    load_s: float = 0.5
+    jitter: float = 0.1
+    """Share by which single jobs take longer, at most."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """What lies in a slot: stands for the bytes."""
+
+    kind: str
+    """activation, gradient, or the name of the call that made it."""
+    micro_batch: MicroBatchId | None = None
+    is_spoilt: bool = False
+    """Not finite: some peer's lie."""
+
+
+@dataclass(slots=True)
+class _Queued:
+    job_id: int
+    job: Job
+    inputs: tuple[Tensor, ...]
+
+
+class FakeCompute:
+    """One peer's worker. `tell` takes the event that a job's end is."""
+
+    def __init__(
+        self,
+        world: World,
+        name: str,
+        shape: RunShape,
+        slots: SimSlots,
+        costs: CostModel,
+        tell: Callable[[fx.Event], None],
+    ) -> None:
+        self._world = world
+        self._rng = world.rng_for(f"compute/{name}")
+        self._shape = shape
+        self._slots = slots
+        self._costs = costs
+        self._tell = tell
+        self._queue: deque[_Queued] = deque()
+        self._epoch = 0
+        self._stage: int | None = None
+        self._graphs: set[tuple[MicroBatchId, int]] = set()
+        self._steps = 0
+        self.speed = 1.0
+        """Higher is faster; may change while it runs."""
+        self.payload_bytes = 4_096
+        self.busy_s = 0.0
+
+    # ------------------------------------------------------------------------------------- driver
+
+    def load(self, stage: int) -> None:
+        """Have the stage: a new worker in place of the old one."""
+        self._forget_all()
+        self._stage = stage
+        self._world.after(self._duration_s(self._costs.load_s), self._loaded, self._epoch)
+
+    def submit(self, job_id: int, job: Job) -> None:
+        inputs = tuple(self._slots.content(ref) for ref in _refs_of(job))
+        self._queue.append(_Queued(job_id, job, inputs))
+        if len(self._queue) == 1 and self._stage is not None:
+            self._begin()
+
+    def die(self, code: str = "worker_died") -> None:
+        """Every job fails, then the worker is lost, then another one loads the same stage."""
+        lost = [item.job_id for item in self._queue]
+        stage = self._stage
+        self._forget_all()
+        for job_id in lost:
+            self._tell(fx.ComputeFailed(job_id, JobFailure(code)))
+        self._tell(fx.ComputeLost("the worker died", code))
+        if stage is not None:
+            self.load(stage)
+
+    def end(self) -> None:
+        """With its peer: silently."""
+        self._forget_all()
+
+    def _forget_all(self) -> None:
+        self._queue.clear()
+        self._graphs.clear()
+        self._epoch += 1
+        self._stage = None
+
+    # --------------------------------------------------------------------------------------- lane
+
+    def _loaded(self, epoch: int) -> None:
+        if epoch == self._epoch:
+            self._tell(fx.ComputeReady({"device": "sim", "stage": self._stage}))
+            if self._queue:
+                self._begin()
+
+    def _begin(self) -> None:
+        job = self._queue[0].job
+        duration_s = self._duration_s(self._cost_s(job))
+        self._world.after(duration_s, self._finish, self._epoch, duration_s)
+
+    def _finish(self, epoch: int, duration_s: float) -> None:
+        if epoch != self._epoch:
+            return
+        item = self._queue.popleft()
+        self.busy_s += duration_s
+        if self._queue:
+            self._begin()
+        self._tell(self._outcome(item, duration_s))
+
+    def _duration_s(self, cost_s: float) -> float:
+        return cost_s * (1.0 + self._costs.jitter * self._rng.random()) / self.speed
+
+    def _cost_s(self, job: Job) -> float:
+        if isinstance(job, Forward):
+            trains_here = job.train and self._is_last
+            return self._costs.forward_s + (self._costs.backward_s if trains_here else 0.0)
+        if isinstance(job, Backward):
+            return self._costs.backward_s
+        if isinstance(job, Step):
+            return self._costs.step_s
+        return self._costs.call_s if isinstance(job, StageCall) else 0.0
+
+    # ------------------------------------------------------------------------------------ results
+
+    @property
+    def _is_last(self) -> bool:
+        return self._stage == self._shape.stages - 1
+
+    def _outcome(self, item: _Queued, busy_s: float) -> fx.Event:
+        if any(tensor.is_spoilt for tensor in item.inputs):
+            return fx.ComputeFailed(item.job_id, JobFailure("not_finite"))
+        match item.job:
+            case Forward():
+                return self._forward(item.job_id, item.job, busy_s)
+            case Backward():
+                return self._backward(item.job_id, item.job, busy_s)
+            case Forget(micro_batch, attempt):
+                self._graphs.discard((micro_batch, attempt))
+            case Step():
+                self._steps += 1
+            case StageCall(name, _, _, output_bytes):
+                return self._answer(item.job_id, busy_s, Tensor(name), output_bytes)
+        return fx.ComputeDone(item.job_id, JobResult(busy_s=busy_s))
+
+    def _forward(self, job_id: int, job: Forward, busy_s: float) -> fx.Event:
+        if job.train and not self._is_last:
+            self._graphs.add((job.micro_batch, job.attempt))
+        samples = self._shape.samples_of(job.micro_batch)
+        loss = None
+        if self._is_last:
+            fallen = math.exp(-self._steps / LOSS_STEPS)
+            loss = samples * (LOSS_FLOOR + (LOSS_FIRST - LOSS_FLOOR) * fallen)
+        has_output = job.train and self._stage != 0 if self._is_last else True
+        kind = "gradient" if self._is_last else "activation"
+        return self._answer(
+            job_id,
+            busy_s,
+            Tensor(kind, job.micro_batch),
+            self.payload_bytes if has_output else 0,
+            samples=samples,
+            loss_sum=loss,
+        )
+
+    def _backward(self, job_id: int, job: Backward, busy_s: float) -> fx.Event:
+        if (job.micro_batch, job.attempt) not in self._graphs:
+            return fx.ComputeFailed(job_id, JobFailure("unknown_micro_batch"))
+        self._graphs.discard((job.micro_batch, job.attempt))
+        output_bytes = self.payload_bytes if self._stage else 0
+        samples = self._shape.samples_of(job.micro_batch)
+        tensor = Tensor("gradient", job.micro_batch)
+        return self._answer(job_id, busy_s, tensor, output_bytes, samples=samples)
+
+    def _answer(
+        self, job_id: int, busy_s: float, tensor: Tensor, output_bytes: int, **fields: Any
+    ) -> fx.Event:
+        output: BufferRef | None = None
+        if output_bytes:
+            output = self._slots.acquire(output_bytes, tensor)
+            if output is None:
+                return fx.ComputeFailed(job_id, JobFailure("out_of_memory", "no slot is free"))
+        tokens = fields.get("samples", 0) * self._shape.sequence_tokens
+        result = JobResult(output=output, tokens=tokens, busy_s=busy_s, cpu_s=busy_s, **fields)
+        return fx.ComputeDone(job_id, result)
+
+
+def _refs_of(job: Job) -> tuple[BufferRef, ...]:
+    match job:
+        case Forward(input=BufferRef() as ref) | Backward(gradient=ref):
+            return (ref,)
+        case StageCall(inputs=refs):
+            return refs
+    return ()

@@ -1,0 +1,112 @@
+"""A peer made of the coordinator alone: membership and placement, with work that is only pretended.
+
+It is what the gossip is tested with over thousands of seeds, since a whole peer costs more. It
+takes a stage as placement says, "fetches its state" for a while, and then counts micro-batches as
+long as every stage has somebody.
+"""
+
+from __future__ import annotations
+
+from swarmd.protocols import effects as fx
+from swarmd.protocols.assignment import AssignmentLimits, equal_needs
+from swarmd.protocols.membership import Membership
+from swarmd.protocols.membership_limits import MembershipLimits
+from swarmd.protocols.messages.gossip import PeerRecord
+from swarmd.protocols.placement import Placement
+from swarmd.sim.cluster import Factory, PeerSpec
+
+REVIEW = "gossip_peer/review"
+REVIEW_S = 0.5
+SYNC_S = 2.0
+"""What fetching a stage's state takes."""
+TOKENS_PER_S = 1_000.0
+ROUND_S = 20.0
+"""Of pretended work."""
+
+
+class GossipPeer:
+    """Membership and Placement, wired as a whole peer wires them."""
+
+    def __init__(
+        self,
+        spec: PeerSpec,
+        limits: MembershipLimits,
+        placing: AssignmentLimits,
+        tokens_per_s: float = TOKENS_PER_S,
+    ) -> None:
+        self._spec = spec
+        self.stages = spec.shape.stages
+        own = PeerRecord(
+            peer=spec.peer,
+            incarnation=spec.incarnation,
+            version=0,
+            run_id=spec.shape.run_id,
+            name=spec.name,
+            phase="joining",
+            stage=spec.disk.get("stage"),
+            addresses=spec.addresses,
+            tokens_per_s=tokens_per_s,
+            recent_starts=spec.recent_starts,
+        )
+        self.membership = Membership(own, limits, spec.sign, spec.verify, spec.rng)
+        self.placement = Placement(spec.peer, equal_needs(self.stages), spec.shape.seed, placing)
+        self.moves = 0
+        self._has_met_others = not spec.entries
+        self._active_at_s: float | None = None
+        self._worked_s = 0.0
+
+    def handle(self, event: fx.Event, now_s: float) -> list[fx.Effect]:
+        match event:
+            case fx.Started():
+                effects = self.membership.handle(event, now_s)
+                for peer, addresses in sorted(self._spec.entries.items()):
+                    effects += self.membership.introduce(peer, addresses)
+                return [*effects, fx.SetTimer(REVIEW, REVIEW_S)]
+            case fx.TimerFired(name) if name == REVIEW:
+                return [fx.SetTimer(REVIEW, REVIEW_S), *self._review(now_s)]
+            case fx.Command("leave"):
+                return self.membership.leave(now_s)
+        return self.membership.handle(event, now_s)
+
+    def _review(self, now_s: float) -> list[fx.Effect]:
+        view = self.membership.view(now_s)
+        if not self._has_met_others:
+            self._has_met_others = len(view.present()) > 1
+            return []
+        if self.membership.record.phase == "syncing":
+            return self._fetch(now_s)
+        change = self.placement.review(view, now_s)
+        effects: list[fx.Effect] = []
+        if change.fields:
+            if change.why in ("fill", "move"):
+                self.moves += 1
+            effects.append(fx.Emit("placement", {"why": change.why, **change.fields}))
+            effects += self.membership.update_own(now_s, **change.fields)
+            self._spec.disk["stage"] = self.membership.record.stage
+        if self.membership.record.phase == "active":
+            effects += self._work(now_s)
+        return effects
+
+    def _fetch(self, now_s: float) -> list[fx.Effect]:
+        if self._active_at_s is None:
+            self._active_at_s = now_s + SYNC_S
+        if now_s < self._active_at_s:
+            return []
+        self._active_at_s = None
+        return self.membership.update_own(now_s, phase="active")
+
+    def _work(self, now_s: float) -> list[fx.Effect]:
+        if self.placement.plan(self.membership.view(now_s), now_s).present.uncovered:
+            return []
+        self._worked_s += REVIEW_S
+        return self.membership.update_own(
+            now_s,
+            micro_batches=int(self._worked_s * 10),
+            step=int(self._worked_s),
+            round=int(self._worked_s / ROUND_S),
+        )
+
+
+def gossip_factory(limits: MembershipLimits, placing: AssignmentLimits) -> Factory:
+    """A factory of such peers."""
+    return lambda spec: GossipPeer(spec, limits, placing)

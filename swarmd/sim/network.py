@@ -1,0 +1,262 @@
+"""The network between simulated peers: streams with delay, bandwidth, and every way to go wrong.
+
+It keeps the promises of swarmd/net/transport.py and nothing more: on one link messages arrive whole
+and in order until the link ends, its end is told once to each side, and a dial ends as a link or as
+a failure. Between different links anything may overtake anything.
+
+What can be done to it: any path slowed, cut (in one direction or both), clogged (nothing passes
+for a while, then all at once, as behind a full pipe), or its link broken. A cut path is silent:
+like TCP it holds what was sent, delivers it when the cut heals soon, and ends the link as `stalled`
+when not. Peers are numbers here; who they are is cluster.py's business.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from swarmd.sim.clock import World
+
+Pair = tuple[int, int]
+"""(from, to)."""
+
+FRAME_BYTES = 100
+"""Headers of frames, encryption and TCP/IP around one message, roughly."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NetworkProfile:
+    """How links behave when nothing is wrong. Drawn per run (faults.py), or given."""
+
+    delay_s: float
+    """One way, of the median path; each path draws its own within a factor of two."""
+    jitter: float
+    """Share by which single messages are later, at most."""
+    bandwidth_bytes_per_s: float
+    """Of each peer's upload, shared by its links."""
+    dial_timeout_s: float = 5.0
+    stall_s: float = 10.0
+    """How long a link bears silence below it."""
+
+
+@dataclass(slots=True)
+class _Way:
+    """One direction of a link."""
+
+    free_at_s: float = 0.0
+    """No message may arrive before the one sent ahead of it."""
+    held: list[tuple[Any, int]] = field(default_factory=list)
+    """Sent while the path was cut or clogged."""
+
+
+@dataclass(slots=True)
+class _SimLink:
+    """Both directions. `epoch` tells a new link between two peers from the former."""
+
+    epoch: int
+    ways: dict[Pair, _Way]
+    ends: set[int]
+    """Peers that still have their end. Who lost the other does not know it at once."""
+
+
+class Network:
+    """Carries items between peers. `tell(peer, what, other, value)` reports to the cluster:
+
+    what = "arrived" (value: the item), "up", "down" (value: cause), "dial_failed" (value: cause).
+    """
+
+    def __init__(
+        self, world: World, profile: NetworkProfile, tell: Callable[[int, str, int, Any], None]
+    ) -> None:
+        self._world = world
+        self._profile = profile
+        self._tell = tell
+        self._rng = world.rng_for("network")
+        self._links: dict[Pair, _SimLink] = {}
+        self._epoch = 0
+        self._delays: dict[Pair, float] = {}
+        self._slowed: dict[Pair, float] = {}
+        self._cut: set[Pair] = set()
+        self._clogged_until_s: dict[Pair, float] = {}
+        self._upload_free_s: dict[int, float] = {}
+        self._dialling: set[Pair] = set()
+        self.is_reachable: Callable[[int], str] = lambda peer: ""
+        """Set by the cluster: "" if the peer's process would answer a dial, else why not
+        (refused: no process there; timeout: it does not answer)."""
+        self.sent_messages = 0
+        self.sent_bytes = 0
+
+    # ---------------------------------------------------------------------------------- messages
+
+    def send(self, source: int, target: int, item: Any, size_bytes: int) -> bool:
+        """False if there is no link. Into a link whose other end is gone it vanishes."""
+        link = self._links.get(_pair(source, target))
+        if link is None or source not in link.ends:
+            return False
+        self.sent_messages += 1
+        self.sent_bytes += size_bytes + FRAME_BYTES
+        way = link.ways[source, target]
+        if way.held or not self._is_open(source, target):
+            way.held.append((item, size_bytes))
+        else:
+            self._carry(link, way, source, target, item, size_bytes)
+        return True
+
+    def _carry(
+        self, link: _SimLink, way: _Way, source: int, target: int, item: Any, size_bytes: int
+    ) -> None:
+        profile = self._profile
+        upload_s = (size_bytes + FRAME_BYTES) / profile.bandwidth_bytes_per_s
+        left_s = max(self._world.now_s, self._upload_free_s.get(source, 0.0)) + upload_s
+        self._upload_free_s[source] = left_s
+        delay_s = self.delay_s(source, target) * (1.0 + profile.jitter * self._rng.random())
+        arrives_s = max(left_s + delay_s, way.free_at_s)
+        way.free_at_s = arrives_s
+        self._world.at(arrives_s, self._arrive, link.epoch, source, target, item)
+
+    def _arrive(self, epoch: int, source: int, target: int, item: Any) -> None:
+        link = self._links.get(_pair(source, target))
+        if link is not None and link.epoch == epoch and target in link.ends:
+            self._tell(target, "arrived", source, item)
+
+    def delay_s(self, source: int, target: int) -> float:
+        """One way, without jitter."""
+        pair = _pair(source, target)
+        delay_s = self._delays.get(pair)
+        if delay_s is None:
+            delay_s = self._profile.delay_s * self._rng.uniform(0.5, 2.0)
+            self._delays[pair] = delay_s
+        return delay_s + self._slowed.get(pair, 0.0)
+
+    # ------------------------------------------------------------------------------------- links
+
+    def has_link(self, peer: int, other: int) -> bool:
+        """As `peer` sees it."""
+        link = self._links.get(_pair(peer, other))
+        return link is not None and peer in link.ends
+
+    def links_of(self, peer: int) -> list[int]:
+        """With whom it has one, in order."""
+        return sorted(
+            pair[0] if pair[1] == peer else pair[1]
+            for pair, link in self._links.items()
+            if peer in pair and peer in link.ends
+        )
+
+    def dial(self, source: int, target: int) -> None:
+        """Ends as "up" on both sides or "dial_failed" here; nothing if a link or dial exists."""
+        if (source, target) in self._dialling or self.has_link(source, target):
+            return
+        self._dialling.add((source, target))
+        why_not = self.is_reachable(target)
+        if not self._is_open(source, target) or not self._is_open(target, source):
+            why_not = "timeout"
+        delay_s = 3.0 * self.delay_s(source, target)
+        if why_not == "timeout":
+            delay_s = self._profile.dial_timeout_s
+        self._world.after(delay_s, self._dialled, source, target, why_not)
+
+    def _dialled(self, source: int, target: int, why_not: str) -> None:
+        self._dialling.discard((source, target))
+        if self.has_link(source, target) or self.is_reachable(source):
+            return
+        why_not = why_not or self.is_reachable(target)
+        if why_not:
+            self._tell(source, "dial_failed", target, why_not)
+            return
+        pair = _pair(source, target)
+        former = self._links.pop(pair, None)
+        if former is not None and target in former.ends:
+            self._tell(target, "down", source, "lost")
+        self._epoch += 1
+        ways = {(source, target): _Way(), (target, source): _Way()}
+        self._links[pair] = _SimLink(self._epoch, ways, {source, target})
+        self._tell(source, "up", target, None)
+        self._tell(target, "up", source, None)
+
+    def drop(self, peer: int, other: int) -> None:
+        """`peer` ends the link; the other side notices later."""
+        link = self._links.get(_pair(peer, other))
+        if link is not None and peer in link.ends:
+            self._give_up_end(link, peer, other, silently=False)
+            self._tell(peer, "down", other, "dropped")
+
+    def end_process(self, peer: int, *, silently: bool) -> None:
+        """The process is gone. silently: its host too, so nothing is closed."""
+        for other in self.links_of(peer):
+            self._give_up_end(self._links[_pair(peer, other)], peer, other, silently=silently)
+        self._dialling = {pair for pair in self._dialling if pair[0] != peer}
+
+    def break_link(self, a: int, b: int) -> None:
+        """A reset in the middle: both sides lose it."""
+        self._end_both(a, b, "lost")
+
+    def _give_up_end(self, link: _SimLink, peer: int, other: int, *, silently: bool) -> None:
+        """What was sent before still arrives; then the other side sees the end."""
+        link.ends.discard(peer)
+        way = link.ways[peer, other]
+        noticed_s = max(self._world.now_s + self.delay_s(peer, other), way.free_at_s)
+        cause = "lost"
+        if silently or not self._is_open(peer, other):
+            noticed_s, cause = self._world.now_s + self._profile.stall_s, "stalled"
+        self._world.at(noticed_s, self._notice_end, link.epoch, other, peer, cause)
+
+    def _notice_end(self, epoch: int, peer: int, other: int, cause: str) -> None:
+        link = self._links.get(_pair(peer, other))
+        if link is not None and link.epoch == epoch:
+            del self._links[_pair(peer, other)]
+            if peer in link.ends:
+                self._tell(peer, "down", other, cause)
+
+    def _end_both(self, a: int, b: int, cause: str) -> None:
+        link = self._links.pop(_pair(a, b), None)
+        if link is not None:
+            for peer, other in ((a, b), (b, a)):
+                if peer in link.ends:
+                    self._tell(peer, "down", other, cause)
+
+    # ------------------------------------------------------------------------------------ faults
+
+    def slow(self, a: int, b: int, extra_s: float) -> None:
+        """Make a path longer (0: as before)."""
+        self._slowed[_pair(a, b)] = extra_s
+
+    def cut(self, source: int, target: int) -> None:
+        """Nothing passes in this direction until healed."""
+        self._cut.add((source, target))
+        self._world.after(self._profile.stall_s, self._stall, source, target)
+
+    def heal(self, source: int, target: int) -> None:
+        self._cut.discard((source, target))
+        self._release(source, target)
+
+    def clog(self, source: int, target: int, duration_s: float) -> None:
+        """Hold what is sent this way for so long, then let it all through."""
+        until_s = self._world.now_s + duration_s
+        self._clogged_until_s[source, target] = until_s
+        self._world.at(until_s, self._release, source, target)
+        self._world.after(self._profile.stall_s, self._stall, source, target)
+
+    def _is_open(self, source: int, target: int) -> bool:
+        if (source, target) in self._cut:
+            return False
+        return self._clogged_until_s.get((source, target), 0.0) <= self._world.now_s
+
+    def _release(self, source: int, target: int) -> None:
+        link = self._links.get(_pair(source, target))
+        if link is None or not self._is_open(source, target):
+            return
+        way = link.ways[source, target]
+        held, way.held = way.held, []
+        for item, size_bytes in held:
+            self._carry(link, way, source, target, item, size_bytes)
+
+    def _stall(self, source: int, target: int) -> None:
+        """A path still closed after stall_s: what lies below gives the link up."""
+        if not self._is_open(source, target):
+            self._end_both(source, target, "stalled")
+
+
+def _pair(a: int, b: int) -> Pair:
+    return (a, b) if a < b else (b, a)
