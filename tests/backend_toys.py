@@ -56,7 +56,7 @@ def toy_config(**changes: Any) -> WorkerConfig:
 
 
 def forward(number: int, **changes: Any) -> Forward:
-    """A forward-only job: four micro-batches a step."""
+    """A forward-only job. Two micro-batches make a step, eight a round."""
     return Forward(MicroBatchId(0, number), 0, **{"train": False, **changes})
 
 
