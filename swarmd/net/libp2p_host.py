@@ -320,7 +320,7 @@ class Libp2pHost:
     async def _accept(self, stream: trio.SocketStream) -> None:
         """One inbound connection, until its socket is closed."""
         assert self._tcp.listener is not None
-        raw = RawStream(stream, self._caps)
+        raw = RawStream(stream, self._caps, is_bulk=False)
         self._raws.add(raw)
         self._doorway.enter(raw)
         try:

@@ -1,7 +1,6 @@
 """`Transport` over any underlay: who is linked to whom, and what happened next.
 
-A dial tries the addresses one after another with a small head start each, so a dead one costs
-little; the first that answers wins. When two peers dial each other at once, the control stream that
+When two peers dial each other at once, the control stream that
 the smaller peer id opened stays and the other is turned away; a peer that comes again although we
 think it is here has lost us and wins, unless both happened in the same moment.
 
@@ -19,9 +18,10 @@ from typing import Any
 import trio
 
 from swarmd.errors import LinkClosed, LocalProtocolError
+from swarmd.net.dialling import DialRace
 from swarmd.net.frames import NO_SHAPE, NONCE_BYTES, Hello, goodbye
 from swarmd.net.handshake import hear_hello, say_hello
-from swarmd.net.link import Link, LinkLimits
+from swarmd.net.link import Link, LinkLimits, added
 from swarmd.net.pump import Plane, Wakeup
 from swarmd.net.transport import (
     DialEnded,
@@ -32,7 +32,7 @@ from swarmd.net.transport import (
     PayloadStore,
     TransportEvent,
 )
-from swarmd.net.underlay import Carrier, CarrierEnded, Channel, DialFailed, Underlay
+from swarmd.net.underlay import Carrier, CarrierEnded, Channel, Underlay
 from swarmd.protocols import limits as bounds
 from swarmd.protocols.effects import Priority
 from swarmd.protocols.errors import RemoteProtocolError
@@ -45,6 +45,9 @@ log = logging.getLogger("swarmd.net")
 RACE_S = 2.0
 """Two control streams this close together come from a simultaneous dial."""
 GOODBYE_ALL_S = 1.0
+REMEMBERED_MAX = 4096
+DENIED_MAX = 4096
+"""Former neighbours whose counts are kept; more would be churn made on purpose."""
 
 
 class LinkTransport:
@@ -65,8 +68,10 @@ class LinkTransport:
         self._shape = shape
         self._nonce = (rng or random.SystemRandom()).randbytes(NONCE_BYTES)
         self._links: dict[PeerId, Link] = {}
-        self._past: deque[Link] = deque()
-        self._dials: dict[PeerId, _Dial] = {}
+        self._past: dict[PeerId, LinkStatistics] = {}
+        """Of links that ended, up to then; a new link to the peer counts on from there."""
+        self._past_ended_s: dict[PeerId, float] = {}
+        self._dials: dict[PeerId, DialRace] = {}
         self._denied_until_s: dict[PeerId, float] = {}
         self._events: deque[tuple[TransportEvent, Plane | None, int, int]] = deque()
         self._event_came = Wakeup()
@@ -116,7 +121,9 @@ class LinkTransport:
         elif self._is_denied(peer):
             self._tell(DialEnded(peer, dict.fromkeys(addresses, "refused")))
         else:
-            self._dials[peer] = _Dial()
+            self._dials[peer] = DialRace(
+                self._underlay, peer, self._limits, self._greet, self._count_violation
+            )
             self._nursery.start_soon(self._dial, peer, tuple(dict.fromkeys(addresses)))
 
     def tell_bulk_addresses(self, peer: PeerId, addresses: Sequence[str]) -> None:
@@ -148,7 +155,10 @@ class LinkTransport:
 
     def drop(self, peer: PeerId, reason: str, *, deny_s: float = 0.0) -> None:
         if deny_s > 0:
+            self._denied_until_s.pop(peer, None)
             self._denied_until_s[peer] = trio.current_time() + deny_s
+            while len(self._denied_until_s) > DENIED_MAX:
+                del self._denied_until_s[next(iter(self._denied_until_s))]
         dial = self._dials.get(peer)
         if dial is not None:
             dial.scope.cancel()
@@ -158,14 +168,23 @@ class LinkTransport:
             link.drop("dropped", reason)
 
     def statistics(self) -> list[LinkStatistics]:
-        now_s, keep_s = trio.current_time(), self._limits.remember_s
-        while self._past and now_s - (self._past[0].ended_s or now_s) > keep_s:
-            self._past.popleft()
-        found = {link.peer: link for link in [*self._past, *self._links.values()]}
-        return [found[peer].statistics() for peer in sorted(found)]
+        old_s = trio.current_time() - self._limits.remember_s
+        found = {p: s for p, s in self._past.items() if self._past_ended_s[p] > old_s}
+        found |= {peer: self._figures(link) for peer, link in self._links.items()}
+        return [found[peer] for peer in sorted(found)]
+
+    def observed(self) -> dict[PeerId, str]:
+        """Where each neighbour sees us, as `IP:PORT`."""
+        return {p: link.hello.observed for p, link in sorted(self._links.items())}
+
+    def totals(self) -> tuple[int, int]:
+        """Bytes sent and received at all sockets since the start, strangers' included."""
+        wire = self._underlay.wire
+        return wire.sent, wire.received
 
     def counters(self) -> dict[str, int]:
-        counts = self._counts + Counter(self._underlay.count())
+        floods = sum(link.control.floods for link in self._links.values())
+        counts = self._counts + Counter(self._underlay.count()) + Counter(control_flood=floods)
         return dict(sorted(counts.items()))
 
     async def aclose(self) -> None:
@@ -187,65 +206,18 @@ class LinkTransport:
 
     async def _dial(self, peer: PeerId, addresses: tuple[str, ...]) -> None:
         """Ends with a link, with DialEnded, or silently when the peer's own dial was faster."""
-        dial, causes = self._dials[peer], {}
+        race = self._dials[peer]
+        won = None
         try:
-            with dial.scope:
-                async with trio.open_nursery() as nursery:
-                    for address in addresses:
-                        nursery.start_soon(self._try_address, peer, address, dial, causes, nursery)
-                        with trio.move_on_after(self._limits.dial_stagger_s):
-                            while address not in causes:
-                                await dial.news.wait()
+            won = await race.run(addresses)
+            if won is not None and self._adopt(*won, opened_by_us=True) is None:
+                won[0].close_now()
         finally:
             del self._dials[peer]
-        if peer not in self._links and not self._closing and not dial.yielded:
-            self._tell(DialEnded(peer, {a: causes.get(a, "error") for a in addresses}))
+        if won is None and peer not in self._links and not race.yielded and not self._closing:
+            self._tell(DialEnded(peer, {a: race.causes.get(a, "error") for a in addresses}))
 
-    async def _try_address(
-        self,
-        peer: PeerId,
-        address: str,
-        dial: _Dial,
-        causes: dict[str, str],
-        nursery: trio.Nursery,
-    ) -> None:
-        channel = None
-        try:
-            with trio.fail_after(self._limits.dial_each_s):
-                channel = await self._underlay.dial(peer, address)
-                if dial.greeting or peer in self._links:
-                    causes[address] = "error"
-                    return
-                dial.greeting = True
-                hello = await self._greet(channel)
-            dial.greeting = False
-            if hello is None:
-                causes[address] = "refused"
-            elif self._adopt(channel, hello, opened_by_us=True):
-                channel = None
-                nursery.cancel_scope.cancel()
-        except DialFailed as failed:
-            causes[address] = failed.cause
-            log.debug("dial_failed peer=%s address=%s error=%s", short_id(peer), address, failed)
-        except CarrierEnded as ended:
-            dial.greeting = False
-            causes[address] = "timeout" if ended.cause == "stalled" else "refused"
-            if ended.text == "duplicate":
-                dial.yielded = True
-                nursery.cancel_scope.cancel()
-        except RemoteProtocolError as error:
-            dial.greeting = False
-            causes[address] = "error"
-            self._count_violation(peer, error)
-        except trio.TooSlowError:
-            dial.greeting = False
-            causes[address] = "timeout"
-        finally:
-            if channel is not None:
-                channel.close_now()
-            dial.news.set()
-
-    async def _greet(self, channel: Channel) -> Hello | None:
+    async def _greet(self, channel: Channel) -> Hello:
         await say_hello(channel.carrier, self._hello(channel))
         return await hear_hello(channel.carrier, "control", self._limits.hello_s)
 
@@ -373,10 +345,24 @@ class LinkTransport:
         finally:
             del self._links[link.peer]
             self._underlay.link_ended(link.peer)
-            self._past.append(link)
+            self._remember(link)
             link.gone.set()
             if not self._closing or self._nursery is not None:
                 self._tell(LinkEnded(link.peer, cause))
+
+    def _figures(self, link: Link) -> LinkStatistics:
+        past = self._past.get(link.peer)
+        return link.statistics() if past is None else added(past, link.statistics())
+
+    def _remember(self, link: Link) -> None:
+        figures = self._figures(link)
+        self._past.pop(link.peer, None)
+        self._past[link.peer] = figures
+        self._counts["control_flood"] += link.control.floods
+        self._past_ended_s[link.peer] = trio.current_time()
+        while len(self._past) > REMEMBERED_MAX:
+            del self._past_ended_s[next(iter(self._past))]
+            del self._past[next(iter(self._past))]
 
     def _deliver(self, event: FrameArrived, plane: Plane, lane: int, size: int) -> None:
         self._events.append((event, plane, lane, size))
@@ -405,18 +391,6 @@ class LinkTransport:
     def _count_violation(self, peer: PeerId, error: RemoteProtocolError) -> None:
         self._counts[error.code] += 1
         log.info("peer_broke_a_rule peer=%s error=%s", short_id(peer), error)
-
-
-class _Dial:
-    """A dial that has not ended."""
-
-    def __init__(self) -> None:
-        self.scope = trio.CancelScope()
-        self.news = Wakeup()
-        self.greeting = False
-        """Our HELLO is out on a control carrier that we opened."""
-        self.yielded = False
-        """The peer's own dial took over; this one ends without an event."""
 
 
 async def _serve(

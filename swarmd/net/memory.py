@@ -11,9 +11,10 @@ Only the underlay is made of memory. Links, lanes, credits, heartbeats, resumpti
 code, so what works here fails on a real network for a network's reasons only. With trio's
 MockClock(autojump_threshold=0) an hour of it passes as fast as the events in it.
 
-Faults, all between named peers: `cut` (silence; both ways or one), `heal`, `break_links` (reset),
-`block_bulk` (no dedicated bulk connection), `freeze`/`thaw` (a stopped process), `stop` (a killed
-one). Nothing is random: the same calls give the same bytes at the same virtual times.
+Faults, all between named peers: `cut` (silence; both ways or one), `heal`, `break_links` and
+`break_bulk` (reset), `block_bulk` (no dedicated bulk connection), `freeze`/`thaw` (a stopped
+process), `stop` (a killed one). Nothing is random, except in which order trio runs the tasks of one
+instant.
 """
 
 from __future__ import annotations
@@ -106,9 +107,18 @@ class MemoryNetwork:
         self._silent -= {(a, b), (b, a)}
         self._tell_all()
 
-    def block_bulk(self, a: PeerId, b: PeerId) -> None:
-        """No dedicated bulk connection between the two any more; those that stand are reset."""
-        self._no_bulk |= {(a, b), (b, a)}
+    def block_bulk(self, a: PeerId, b: PeerId, *, both_ways: bool = True) -> None:
+        """`a` cannot open dedicated bulk connections to `b` any more; standing ones are reset."""
+        self._no_bulk.add((a, b))
+        if both_ways:
+            self._no_bulk.add((b, a))
+        self.break_bulk(a, b)
+
+    def unblock_bulk(self, a: PeerId, b: PeerId) -> None:
+        self._no_bulk -= {(a, b), (b, a)}
+
+    def break_bulk(self, a: PeerId, b: PeerId) -> None:
+        """Reset the dedicated bulk connections between the two; the links stay."""
         self._reset(lambda pipe: pipe.is_bulk and {pipe.source, pipe.target} == {a, b})
 
     def break_links(self, a: PeerId, b: PeerId) -> None:
@@ -165,7 +175,12 @@ class MemoryNetwork:
     ) -> tuple[MemoryCarrier, MemoryCarrier]:
         there, back = _Pipe(self, a, b, is_bulk), _Pipe(self, b, a, is_bulk)
         self._pipes |= {there: None, back: None}
-        return MemoryCarrier(there, back, is_bulk), MemoryCarrier(back, there, is_bulk)
+        near = MemoryCarrier(there, back, self._wire(a))
+        return near, MemoryCarrier(back, there, self._wire(b))
+
+    def _wire(self, peer: PeerId) -> Tally:
+        underlay = self._underlays.get(peer)
+        return underlay.wire if underlay is not None else Tally()
 
     def forget(self, pipe: _Pipe) -> None:
         self._pipes.pop(pipe, None)
@@ -255,11 +270,11 @@ class _Pipe:
 class MemoryCarrier:
     """Two pipes. The fallback stream of the real thing is one, too: `kind` tells them apart."""
 
-    def __init__(self, out: _Pipe, back: _Pipe, is_bulk: bool, kind: str = "memory") -> None:
-        self.kind = kind
+    def __init__(self, out: _Pipe, back: _Pipe, wire: Tally) -> None:
+        self.kind = "memory"
         self.frame_bytes = FRAME_BYTES
         self.tally = Tally()
-        self._out, self._back = out, back
+        self._out, self._back, self._wire = out, back, wire
         self._closed_here = False
 
     async def send(self, parts: Sequence[Buffer]) -> None:
@@ -273,12 +288,14 @@ class MemoryCarrier:
             self.close_now()
             raise CarrierEnded("stalled", f"a frame did not leave within {STALL_S:.0f} s")
         self.tally.sent += len(data)
+        self._wire.sent += len(data)
 
     async def receive_into(self, view: memoryview) -> None:
         if self._closed_here:
             raise CarrierEnded("dropped")
         await self._back.get_into(view)
         self.tally.received += len(view)
+        self._wire.received += len(view)
 
     def close_now(self) -> None:
         self._closed_here = True
@@ -321,6 +338,7 @@ class MemoryUnderlay:
 
     def __init__(self, network: MemoryNetwork, peer: PeerId) -> None:
         self.peer_id = peer
+        self.wire = Tally()
         self._network = network
         self._acceptor: Acceptor | None = None
         self._nursery: trio.Nursery | None = None

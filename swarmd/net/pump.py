@@ -87,8 +87,9 @@ class Plane:
         self.receiving: Pump | None = None
         self.wanted = Wakeup()
         """Set when something waits and no pump sends it."""
-        self.flooded = 0
-        """How often the peer wanted credit faster than it may have it."""
+        self.floods = 0
+        """How often the peer used up its credit faster than it may."""
+        self._flooding = False
         self._messages_left = CREDIT_BURST
         self._messages_at_s = trio.current_time()
         self.sent_by_lane = [0] * len(LANES)
@@ -120,8 +121,10 @@ class Plane:
             self._messages_left = min(CREDIT_BURST, self._messages_left + gained)
             self._messages_at_s = now_s
             if self._messages_left < 0:
-                self.flooded += 1
+                self.floods += not self._flooding
+                self._flooding = True
                 return []
+            self._flooding = False
         found = (self.inbox.acknowledgement(lane) for lane in LANES)
         return [ack for ack in found if ack is not None]
 

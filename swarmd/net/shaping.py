@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 import trio
 
-from swarmd.net.underlay import Buffer
+from swarmd.net.underlay import Buffer, Tally
 from swarmd.units import LinkShape
 
 BURST_S = 0.1
@@ -53,9 +53,13 @@ class TokenBucket:
 
 
 class Caps:
-    """The daemon's own limits. None: no limit. They can be changed while it runs."""
+    """The daemon's own limits. None: no limit. They can be changed while it runs.
+
+    `wire` counts what all sockets together moved.
+    """
 
     def __init__(self) -> None:
+        self.wire = Tally()
         self.up: TokenBucket | None = None
         self.down: TokenBucket | None = None
 

@@ -28,11 +28,9 @@ class RawStream:
     `is_bulk`: what goes over it waits for the daemon's caps; else it is only counted against them.
     """
 
-    def __init__(
-        self, stream: trio.SocketStream, caps: Caps | None = None, *, is_bulk: bool = False
-    ) -> None:
+    def __init__(self, stream: trio.SocketStream, caps: Caps, *, is_bulk: bool) -> None:
         self._stream = stream
-        self._caps = caps or Caps()
+        self._caps = caps
         self._is_bulk = is_bulk
         self._path: Path | None = None
         self._line: DelayLine | None = None
@@ -91,6 +89,7 @@ class RawStream:
         except (trio.BrokenResourceError, trio.ClosedResourceError, OSError) as error:
             raise CarrierEnded("dropped" if self.closed else "lost", str(error)) from None
         self.tally.sent += len(data)
+        self._caps.wire.sent += len(data)
 
     async def _send_late(self, line: DelayLine) -> None:
         with self.on_late_close:
@@ -110,6 +109,7 @@ class RawStream:
         if not data:
             raise CarrierEnded("lost", "end of stream")
         self.tally.received += len(data)
+        self._caps.wire.received += len(data)
         if self._path is not None:
             await self._path.received(len(data))
         if self._caps.down is not None:

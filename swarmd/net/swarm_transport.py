@@ -81,6 +81,7 @@ class SwarmUnderlay:
         shape: LinkShape | None = None,
     ) -> None:
         self.caps = Caps()
+        self.wire = self.caps.wire
         self.host = Libp2pHost(
             seed,
             on_control=self._on_control,

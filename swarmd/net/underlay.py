@@ -100,6 +100,8 @@ class Acceptor(Protocol):
 
 class Underlay(Protocol):
     peer_id: PeerId
+    wire: Tally
+    """All sockets since the start."""
 
     def addresses(self) -> Sequence[str]: ...
 
