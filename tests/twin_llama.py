@@ -71,16 +71,20 @@ def make_stages(run: RunConfig, dtype: torch.dtype = torch.float64) -> list[Stag
 
 
 def scattered_weights(stages: list[Stage], seed: int = 5) -> Weights:
-    """The start weights moved at random, so that nothing is zero or one: E, anchors, gains."""
+    """Random weights, for at the start many are zero or one: E, anchors, writers, gains. Of a size
+    at which float32's rounding does not grow from layer to layer."""
     generator = torch.Generator().manual_seed(seed)
     weights = []
     for stage in stages:
-        moved = {}
-        for name, value in stage.init_parameters().items():
-            noise = torch.randn(value.shape, generator=generator, dtype=torch.float64)
-            scale = 0.2 if value.dim() == 1 or name.startswith(("emb", "anchor")) else 0.1
-            moved[name] = (value.detach() + scale * noise.to(value.dtype)).requires_grad_()
-        weights.append(moved)
+        params = {}
+        for name, shape in stage.shapes.items():
+            noise = torch.randn(shape, generator=generator, dtype=torch.float64)
+            if len(shape) == 1:
+                value = 1 + 0.2 * noise
+            else:
+                value = noise * (0.5 if name.startswith(("embedding", "anchor")) else 0.05)
+            params[name] = value.to(stage.dtype).requires_grad_()
+        weights.append(params)
     return weights
 
 

@@ -2,10 +2,15 @@
 
 Names and shapes are those of swarmd/partition.py. Every start value is a pure function of (seed,
 name), where layers are counted over the whole model: a layer has equal bits on every peer, platform
-and cut into stages. The exception is in the name: a writer is `o` and `down` (dense) on the last
-stage and `o_z` and `down_z` (factored) before it, drawn apart, with standard deviations such that
-the branch's output has the same norm (algorithms.md 1.7). An anchor belongs to a stage, so its key
-is the stage's first layer.
+and cut into stages. An anchor belongs to a stage, so its key is the stage's first layer.
+
+Writers start at zero, whether factored (`o_z`, `down_z`) or, on the last stage, dense (`o`,
+`down`), and so do E and the anchors. Hence a model computes the same at the start however it is
+cut, and in a subspace of whatever rank: T_fixed straight into the head. Readers start at
+1/sqrt(inputs). Measured against 0.02 for all weights, 150 steps of 2,048 tokens of source code
+(d=128, 4 layers, a boundary after each, AdamW 2e-3, one seed), held-out loss: 2.070 for 2.164 at
+k=32, 2.120 for 2.387 at k=8, 1.955 for 2.091 with dense boundaries. Zero writers alone (2.183) or
+unit readers alone (2.239) are no gain. Head at zero: 2.378.
 """
 
 from __future__ import annotations
@@ -19,25 +24,25 @@ from swarmd.model.counter_random import derive_key, gaussian
 from swarmd.partition import Shapes
 from swarmd.run_config import RunConfig
 
-WEIGHT_STD = 0.02
+_TABLES = ("embedding.weight", "embedding.e", "anchor.full", "anchor.b")
+"""A row a token: a row gets a gradient only from micro-batches in which its token occurs."""
+
+_WRITERS = ("o", "o_z", "down", "down_z")
 
 
 def start_std(run: RunConfig, name: str, shape: tuple[int, ...]) -> float:
-    """Standard deviation of a parameter's start values; 0: zeros, as the gains' offset from 1."""
-    model, boundary = run.model, run.boundary
-    kind = name.rsplit(".", 1)[-1]
+    """Standard deviation of a matrix's start values; 0: zeros."""
     if name == "embedding.weight":
-        return boundary.table_std
+        return run.boundary.table_std
+    if name in _TABLES or name.rsplit(".", 1)[-1] in _WRITERS:
+        return 0.0
     if name == "anchor.r":
         # A step on b then moves the table about as far as one on a full table would.
         return 1 / math.sqrt(shape[0])
-    if name in ("embedding.e", "anchor.full", "anchor.b") or len(shape) == 1:
-        return 0.0
-    if kind in ("o", "down"):
-        return WEIGHT_STD
-    if kind in ("o_z", "down_z"):
-        return WEIGHT_STD * math.sqrt(model.width / boundary.rank)
-    return WEIGHT_STD
+    if name == "head.weight":
+        # Logits of a quarter: the first loss is that of guessing, 3 % above log V.
+        return 0.25 / math.sqrt(run.model.width)
+    return 1 / math.sqrt(shape[0])
 
 
 def start_values(
@@ -46,28 +51,21 @@ def start_values(
     """Leaf tensors that require grad, in the order of `shapes`."""
     values: dict[str, Tensor] = {}
     for name, shape in shapes.items():
-        std = start_std(run, name, shape)
-        if std > 0:
+        if len(shape) == 1:
+            value = torch.ones(shape, device=device)
+        elif (std := start_std(run, name, shape)) == 0:
+            value = torch.zeros(shape, device=device)
+        else:
             label = f"{name}@{first_layer}" if name.startswith("anchor.") else name
             value = gaussian(derive_key(run.seed, "start", label), shape, std, device=device)
-        elif len(shape) == 1:
-            value = torch.ones(shape, device=device)
-        else:
-            value = torch.zeros(shape, device=device)
         values[name] = value.to(dtype).requires_grad_()
     return values
 
 
 def decays(name: str) -> bool:
     """Weight decay applies to matrices. Not to gains, whose rest position is 1; not to tables with
-    a row a token (embedding, anchors): decay would act at every step on rows whose token has not
-    occurred."""
-    return not _is_gain(name) and name not in (
-        "embedding.weight",
-        "embedding.e",
-        "anchor.full",
-        "anchor.b",
-    )
+    a row a token: decay would act at every step on rows whose token has not occurred."""
+    return not _is_gain(name) and name not in _TABLES
 
 
 def orthogonalises(name: str) -> bool:
