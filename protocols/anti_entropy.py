@@ -4,10 +4,10 @@ Peers are sorted into buckets by their key, and a bucket is told apart by the su
 fingerprints: equal rosters cost 8 bytes a bucket and nothing else. About four peers a bucket, as
 many buckets as the sender of the summary finds right for its own roster; the other side follows.
 
-Opinions travel too: what one side holds for dead and the other for alive comes back as a rumour,
-so that the accused hears of it and can answer. Peers absent for half the time after which they are
-forgotten are left out: else rosters that forget at different moments would bring them back to each
-other for ever.
+Opinions travel too: whom one side holds for dead and the other for alive, about that peer the
+rumour goes over, so that the accused hears of it and can answer. Peers absent for half the time
+after which they are forgotten are left out: else rosters that forget at different moments would
+bring them back to each other for ever.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from dataclasses import dataclass, field
 
 from swarmd.protocols.dissemination import size_of
 from swarmd.protocols.errors import RemoteProtocolError
-from swarmd.protocols.ids import PeerId
 from swarmd.protocols.messages.gossip import (
     NEWS_BYTES_MAX,
     NEWS_RECORDS_MAX,
@@ -31,8 +30,7 @@ from swarmd.protocols.messages.gossip import (
     SyncEntries,
     SyncSummary,
 )
-from swarmd.protocols.roster import Entry, Liveness, Roster, stamp_of
-from swarmd.protocols.suspicion import Life
+from swarmd.protocols.roster import PRESENT, Entry, Liveness, Roster, stamp_of
 
 _SUM = struct.Struct(">Q")
 _ENTRY = struct.Struct(">8sQQQB")
@@ -49,11 +47,9 @@ class Difference:
     lacking: list[Entry] = field(default_factory=list)
     """Ours that the other side has not, or has older."""
     wanted: list[bytes] = field(default_factory=list)
-    """Keys of records that it has newer."""
+    """Keys of records that it has newer, and of those whom it alone holds for dead."""
     is_cut: bool = False
     """More is wanted than one exchange may ask for."""
-    accused: list[Rumour] = field(default_factory=list)
-    """Whom it holds for dead or suspect, in the life that we hold for alive."""
 
 
 def bucket_count_for(peer_count: int) -> int:
@@ -67,8 +63,7 @@ def bucket_count_for(peer_count: int) -> int:
 class AntiEntropy:
     """Reads the roster, never changes it."""
 
-    def __init__(self, own: PeerId, roster: Roster, told_s_max: float) -> None:
-        self._own = own
+    def __init__(self, roster: Roster, told_s_max: float) -> None:
         self._roster = roster
         self._told_s_max = told_s_max
 
@@ -91,20 +86,18 @@ class AntiEntropy:
         packed = [_pack(entry) for entry in self._entries_in(set(different), count, now_s)]
         return SyncEntries(bucket_count=count, buckets=tuple(different), entries=b"".join(packed))
 
-    def difference(self, theirs: SyncEntries, accuser: PeerId, now_s: float) -> Difference:
-        """Against what the other side (`accuser`, for its opinions) says it has."""
+    def difference(self, theirs: SyncEntries, now_s: float) -> Difference:
+        """Against what the other side says it has."""
         listed = _unpack(theirs)
         found = Difference()
         for entry in self._entries_in(set(theirs.buckets), theirs.bucket_count, now_s):
             other = listed.get(entry.key)
-            if other is None or other.stamp < stamp_of(entry.record):
+            if other is None or other.stamp < stamp_of(entry.record) or _buries(entry, other):
                 found.lacking.append(entry)
         for key in sorted(listed):
             ours, other = self._roster.of_key(key), listed[key]
-            if ours is None or stamp_of(ours.record) < other.stamp:
+            if ours is None or stamp_of(ours.record) < other.stamp or _is_buried(ours, other):
                 found.wanted.append(key)
-            if ours is not None:
-                self._compare_opinions(ours, other, accuser, found)
         found.is_cut = len(found.wanted) > SYNC_WANTS_MAX
         del found.wanted[SYNC_WANTS_MAX:]
         return found
@@ -126,35 +119,13 @@ class AntiEntropy:
                 records, rumours, room_bytes = [], [], NEWS_BYTES_MAX
             records.append(entry.signed)
             room_bytes -= size_bytes
-            if entry.liveness is Liveness.DEAD:
-                rumours.append(death_of(entry, entry.life, self._own))
+            if entry.death is not None:
+                rumours.append(entry.death)
         if records or wanted:
             made.append(
                 Gossip(records=tuple(records), rumours=tuple(rumours), wanted=tuple(wanted))
             )
         return made
-
-    def _compare_opinions(
-        self, ours: Entry, other: _Listed, accuser: PeerId, found: Difference
-    ) -> None:
-        if other.life < ours.life:
-            return
-        if other.liveness in (Liveness.SUSPECT, Liveness.DEAD) and ours.is_present:
-            found.accused.append(
-                Rumour(
-                    peer=ours.record.peer,
-                    incarnation=other.life[0],
-                    refutation=other.life[1],
-                    verdict=str(other.liveness),
-                    accuser=accuser,
-                )
-            )
-        elif (
-            ours.liveness is Liveness.DEAD
-            and other.liveness is Liveness.ALIVE
-            and other.life == ours.life
-        ):
-            found.lacking.append(ours)
 
     def _sums(self, bucket_count: int, now_s: float) -> bytes:
         sums = [0] * bucket_count
@@ -176,17 +147,6 @@ class AntiEntropy:
                 yield entry
 
 
-def death_of(entry: Entry, life: Life, accuser: PeerId) -> Rumour:
-    """The rumour that this life of a peer has ended."""
-    return Rumour(
-        peer=entry.record.peer,
-        incarnation=life[0],
-        refutation=life[1],
-        verdict="dead",
-        accuser=accuser,
-    )
-
-
 @dataclass(frozen=True, slots=True)
 class _Listed:
     """One line of SyncEntries."""
@@ -194,6 +154,20 @@ class _Listed:
     stamp: tuple[int, int]
     life: tuple[int, int]
     liveness: Liveness
+
+    @property
+    def is_present(self) -> bool:
+        return self.liveness in PRESENT
+
+
+def _buries(ours: Entry, other: _Listed) -> bool:
+    """We hold for dead whom the other side holds for alive, in the same life."""
+    return ours.liveness is Liveness.DEAD and other.is_present and other.life == ours.life
+
+
+def _is_buried(ours: Entry, other: _Listed) -> bool:
+    """The other way round."""
+    return other.liveness is Liveness.DEAD and ours.is_present and other.life >= ours.life
 
 
 def _low_bits(key: bytes) -> int:

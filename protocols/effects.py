@@ -189,6 +189,14 @@ class Dial:
 
 
 @dataclass(frozen=True, slots=True)
+class Locate:
+    """Where the peer's bulk plane listens, by its own signed record."""
+
+    peer: PeerId
+    bulk_addresses: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Drop:
     """Close the link, whatever hangs in it."""
 
@@ -248,7 +256,7 @@ class Emit:
     fields: dict[str, Any] = field(default_factory=dict)
 
 
-Effect = Send | Dial | Drop | SetTimer | ClearTimer | Compute | LoadStage | Release | Emit
+Effect = Send | Dial | Locate | Drop | SetTimer | ClearTimer | Compute | LoadStage | Release | Emit
 
 
 class Machine(Protocol):

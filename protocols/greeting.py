@@ -46,7 +46,9 @@ class Greeting:
         self.refused_us: dict[PeerId, str] = {}
         """Why others turned us down."""
 
-    def hello(self, peer: PeerId, record: gossip.SignedRecord) -> list[fx.Effect]:
+    def hello(
+        self, peer: PeerId, record: gossip.SignedRecord, *, is_reply: bool = False
+    ) -> list[fx.Effect]:
         """Say who we are."""
         return [
             fx.Send(
@@ -58,6 +60,7 @@ class Greeting:
                     protocol_max=self._ours[1],
                     agent=self._agent,
                     record=record,
+                    is_reply=is_reply,
                 ),
             )
         ]

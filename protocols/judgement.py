@@ -2,19 +2,21 @@
 
 Rules: our own ears outweigh rumours (a peer that we heard just now is not accused on hearsay); the
 accused is told, so that it can answer; a death is believed only of a peer that had time to answer;
-who is dead is dropped at the transport too, since neither side of a frozen connection notices.
+who is dead is dropped at the transport too, since neither side of a frozen connection notices. And
+an accuser is heard only in its own name and within its credit (accusers.py).
 
 Effects gather in `out`, which the machine hands on.
 """
 
 from __future__ import annotations
 
+import math
 import random
 from collections import Counter
 from typing import Any
 
 from swarmd.protocols import effects as fx
-from swarmd.protocols.anti_entropy import death_of
+from swarmd.protocols.accusers import Accusers
 from swarmd.protocols.dissemination import Dissemination
 from swarmd.protocols.errors import RemoteProtocolError
 from swarmd.protocols.ids import PeerId
@@ -27,6 +29,7 @@ from swarmd.protocols.rings import Rings
 from swarmd.protocols.roster import Entry, Liveness, Meaning, Merged, Roster
 from swarmd.protocols.suspicion import Life, Suspicions
 
+REFUTE_EVERY_S = 0.5
 SENDERS_MAX = 1_024
 """Senders whose rejected messages are counted one by one."""
 
@@ -42,6 +45,7 @@ class Judgement:
         keeper: LinkKeeper,
         prober: Prober,
         suspicions: Suspicions,
+        accusers: Accusers,
         news: Dissemination,
         health: LocalHealth,
         out: list[fx.Effect],
@@ -54,11 +58,14 @@ class Judgement:
         self._keeper = keeper
         self._prober = prober
         self._suspicions = suspicions
+        self._accusers = accusers
         self._news = news
         self._health = health
         self._out = out
         self._rng = rng
         self._told: dict[PeerId, Life] = {}
+        self._accused_in: Life | None = None
+        self._refuted_at_s = -math.inf
         self.is_gossip_urgent = False
         """News waits that should not wait for the next probe."""
         self.rejected: dict[PeerId, Counter[str]] = {}
@@ -75,10 +82,17 @@ class Judgement:
 
     def refute(self, life: Life, now_s: float, why: str) -> None:
         """Contradict an accusation of that life of ours."""
+        self._accused_in = None
+        self._refuted_at_s = now_s
         self._own.refute(life)
         self._health.was_accused()
         self.publish(now_s, urgent=True)
         self._emit("refuted", why=why, refutation=self._own.record.refutation)
+
+    def answer_accusers(self, now_s: float) -> None:
+        """Refute what has gathered; at most twice a second, whoever shouts."""
+        if self._accused_in is not None and now_s - self._refuted_at_s >= REFUTE_EVERY_S:
+            self.refute(self._accused_in, now_s, "accused")
 
     def _meet_own_record(self, other: PeerRecord, now_s: float) -> None:
         """Somebody signed with our key, and it was not us."""
@@ -170,49 +184,69 @@ class Judgement:
         peer = PeerId(rumour.peer)
         life = (rumour.incarnation, rumour.refutation)
         entry = self._roster.get(peer)
-        if peer == self._peer:
-            if life >= (self._own.record.incarnation, self._own.record.refutation):
-                self.refute(life, now_s, rumour.verdict)
-            return
         if entry is None or life < entry.life:
             return
-        if not entry.is_present:
+        if peer == self._peer:
+            self._accused_in = max(life, self._accused_in or life)
+            self.answer_accusers(now_s)
+        elif not entry.is_present:
             self._news.known_by((peer, rumour.verdict), rumour, source)
-            return
-        if self._prober.heard_recently(peer, now_s):
+        elif self._prober.heard_recently(peer, now_s):
             self._tell(peer, life, rumour)
-        elif rumour.verdict == "dead" and peer in strangers:
-            self._bury(entry, PeerId(rumour.accuser), now_s)
-        elif rumour.verdict == "dead":
-            self._hear_of_death(entry, life, rumour, now_s)
-        else:
-            self._suspect(entry, life, PeerId(rumour.accuser), "hearsay", now_s)
+        elif self._is_worth_hearing(source, rumour, life, now_s):
+            self._believe(entry, life, rumour, peer in strangers, now_s)
 
-    def _hear_of_death(self, entry: Entry, life: Life, rumour: Rumour, now_s: float) -> None:
-        """Believed at once if it had stood accused here for half the least time; else it stands
-        accused now, and has the least time to answer."""
-        peer = PeerId(rumour.peer)
+    def _is_worth_hearing(self, source: PeerId, rumour: Rumour, life: Life, now_s: float) -> bool:
+        """It is not the same voice again, is no forgery, and the accuser has credit left."""
+        peer, accuser = PeerId(rumour.peer), PeerId(rumour.accuser)
         held = self._suspicions.get(peer)
-        if held is not None and held.life >= life and self._suspicions.is_half_spent(peer, now_s):
-            self._bury(entry, PeerId(rumour.accuser), now_s)
+        is_known_voice = held is not None and held.life >= life and accuser in held.accusers
+        if is_known_voice:
+            return rumour.verdict == "dead"
+        if accuser not in self._roster or accuser == peer:
+            return False
+        if not self._accusers.is_genuine(rumour):
+            self.reject(source, "bad_signature", f"rumour in the name of {accuser}")
+            return False
+        return self._accusers.spend(accuser, self._roster.present_count, now_s)
+
+    def _believe(
+        self, entry: Entry, life: Life, rumour: Rumour, is_stranger: bool, now_s: float
+    ) -> None:
+        """A death is believed at once if the peer had stood accused here for half the least time;
+        else it stands accused now, and has the least time to answer."""
+        peer = PeerId(rumour.peer)
+        if rumour.verdict != "dead":
+            self._suspect(entry, life, rumour, "hearsay", now_s)
             return
-        self._suspect(entry, life, PeerId(rumour.accuser), "hearsay", now_s)
-        self._suspicions.hasten(peer)
+        held = self._suspicions.get(peer)
+        had_time = held is not None and self._suspicions.is_half_spent(peer, now_s)
+        if is_stranger or had_time:
+            self._bury(entry, rumour, now_s)
+            return
+        self._suspect(entry, life, rumour, "hearsay", now_s)
+        if peer in self._suspicions:
+            self._suspicions.hasten(peer)
 
     # ---------------------------------------------------------------------------------- judgement
 
     def accuse(self, peer: PeerId, why: str, now_s: float) -> None:
         """We ourselves do not hear it."""
         entry = self._roster.get(peer)
-        if entry is not None and entry.is_present and peer != self._peer:
-            self._suspect(entry, entry.life, self._peer, why, now_s)
+        if entry is None or not entry.is_present or peer == self._peer:
+            return
+        held = self._suspicions.get(peer)
+        if held is None or self._peer not in held.accusers:
+            rumour = self._accusers.rumour(peer, entry.life, "suspect")
+            self._suspect(entry, entry.life, rumour, why, now_s)
 
     def judge(self, now_s: float) -> None:
         """Those whose time is up are dead."""
         for peer in self._suspicions.expired(now_s):
             entry = self._roster.get(peer)
             if entry is not None and entry.is_present:
-                self._bury(entry, self._peer, now_s)
+                life = self._suspicions.life_of(peer, entry.life)
+                self._bury(entry, self._accusers.rumour(peer, life, "dead"), now_s)
             else:
                 self._suspicions.end(peer)
 
@@ -221,20 +255,10 @@ class Judgement:
         entry = self._roster.get(peer)
         if entry is None or entry.liveness in (Liveness.ALIVE, Liveness.LEFT):
             return
-        held = self._suspicions.get(peer)
-        life = entry.life if held is None else held.life
-        accuser = self._peer if held is None else held.accusers[0]
-        self._tell(
-            peer,
-            life,
-            Rumour(
-                peer=peer,
-                incarnation=life[0],
-                refutation=life[1],
-                verdict=str(entry.liveness),
-                accuser=accuser,
-            ),
-        )
+        life = self._suspicions.life_of(peer, entry.life)
+        if self._told.get(peer, (-1, -1)) < life:
+            verdict = str(entry.liveness)
+            self._tell(peer, life, entry.death or self._accusers.rumour(peer, life, verdict))
 
     def link_went_up(self, peer: PeerId) -> None:
         """What we told it before may have been lost with the former link."""
@@ -252,40 +276,38 @@ class Judgement:
         if counts[code] == 1:
             self._emit("record_rejected", peer=source, code=code, text=text)
 
-    def _suspect(self, entry: Entry, life: Life, accuser: PeerId, why: str, now_s: float) -> None:
-        peer = PeerId(entry.record.peer)
+    def _suspect(self, entry: Entry, life: Life, rumour: Rumour, why: str, now_s: float) -> None:
+        peer, accuser = PeerId(rumour.peer), PeerId(rumour.accuser)
         others = len(self._rings.neighbours(peer)) - 1
         if not self._suspicions.accuse(peer, life, accuser, now_s, others):
             return
-        rumour = Rumour(
-            peer=peer,
-            incarnation=life[0],
-            refutation=life[1],
-            verdict="suspect",
-            accuser=accuser,
-        )
-        self._news.put((peer, "suspect"), rumour, told=(accuser,))
-        self.is_gossip_urgent = True
+        if rumour.verdict == "suspect":
+            self._news.put((peer, "suspect"), rumour, told=(accuser,))
+            self.is_gossip_urgent = True
         if entry.liveness is Liveness.ALIVE:
             self._roster.set_liveness(entry, Liveness.SUSPECT, now_s)
             self._emit("peer_suspect", peer=peer, accuser=accuser, why=why)
 
-    def _bury(self, entry: Entry, accuser: PeerId, now_s: float) -> None:
+    def _bury(self, entry: Entry, death: Rumour, now_s: float) -> None:
         peer = PeerId(entry.record.peer)
-        silent_s = now_s - entry.last_heard_s
         held = self._suspicions.get(peer)
-        life = entry.life if held is None else max(held.life, entry.life)
+        for accuser in held.accusers if held is not None else ():
+            self._accusers.was_right(accuser)
         self._roster.set_liveness(entry, Liveness.DEAD, now_s)
+        entry.death = death
         self._end_presence(peer)
-        death = death_of(entry, life, accuser)
-        self._news.put((peer, "dead"), death, told=(accuser,))
+        self._news.put((peer, "dead"), death, told=(PeerId(death.accuser),))
         self._news.withdraw((peer, "record"))
         self.is_gossip_urgent = True
         if peer in self._keeper.links:
             self._out.append(fx.Send(peer, Gossip(rumours=(death,))))
             self._out += self._keeper.drop(peer, "dead")
         self._emit(
-            "peer_dead", peer=peer, accuser=accuser, silent_s=silent_s, stage=entry.record.stage
+            "peer_dead",
+            peer=peer,
+            accuser=death.accuser,
+            silent_s=now_s - entry.last_heard_s,
+            stage=entry.record.stage,
         )
 
     def _tell(self, peer: PeerId, life: Life, rumour: Rumour) -> None:

@@ -6,7 +6,8 @@ arrives meanwhile can still go first; steps and forgets ride along. Each step is
 job whose gradient it must not contain (step_clock.py).
 
 A gradient enters this peer's sums at most once for each micro-batch, whoever brings it and however
-often: the lane remembers what was counted in this round and the one before; older ones are refused.
+often: the lane remembers what was counted in this round and the one before. What is older is not
+counted at all, so nothing stale by more than a round enters.
 """
 
 from __future__ import annotations
@@ -57,8 +58,12 @@ class Lane:
         self._forwards: list[Passage] = []
         self._backwards: list[Passage] = []
         self._jobs: dict[int, LaneJob] = {}
+        self._former_jobs: dict[int, LaneJob] = {}
+        """Given before the worker died; some may still come back, from it or from the next one."""
         self._counted: dict[int, set[int]] = {}
         """Round to the indexes of what was counted here."""
+        self._oldest_round = 0
+        """The first round that is remembered."""
 
     # ------------------------------------------------------------------------------------- queue
 
@@ -86,13 +91,14 @@ class Lane:
         for queue in (self._forwards, self._backwards):
             if passage in queue:
                 queue.remove(passage)
+        is_at_worker = False
         for entry in self._jobs.values():
             if entry.passage is passage:
                 entry.passage = None
+                is_at_worker = True
         if passage.is_trained:
             self.clock.left(passage.tag)
-        is_backward_running = passage.phase is Phase.BACKWARD
-        if passage.has_graph and self.is_ready and not is_backward_running:
+        if passage.has_graph and self.is_ready and not is_at_worker:
             self.forget(passage.micro_batch, passage.serial)
         passage.has_graph = False
 
@@ -128,7 +134,7 @@ class Lane:
             for passage in self._backwards
             if not self.is_held
             or not self.clock.must_step_before(passage.tag)
-            or self.is_counted(passage.micro_batch)
+            or not self._may_count(passage.micro_batch)
         ]
         return min(able, key=lambda passage: (passage.tag, passage.serial), default=None)
 
@@ -180,9 +186,9 @@ class Lane:
         passage.gradient = None
 
     def _count(self, passage: Passage) -> int | None:
-        """The step it counts into, taking the one before if it is time; None: counted before."""
-        if self.is_counted(passage.micro_batch):
-            self._counters.recomputed += 1
+        """The step it counts into, taking the one before if it is time; None: into none."""
+        if not self._may_count(passage.micro_batch):
+            self._counters.not_counted += 1
             return None
         self._step(self.clock.before(passage.tag))
         micro_batch = passage.micro_batch
@@ -195,6 +201,9 @@ class Lane:
         return not micro_batch.held_out and micro_batch.index in self._counted.get(
             micro_batch.round, ()
         )
+
+    def _may_count(self, micro_batch: MicroBatchId) -> bool:
+        return micro_batch.round >= self._oldest_round and not self.is_counted(micro_batch)
 
     def _step(self, step: int | None) -> None:
         if step is not None:
@@ -209,7 +218,7 @@ class Lane:
 
     def ended(self, job_id: int) -> LaneJob | None:
         """The job has ended; None if it was not ours."""
-        return self._jobs.pop(job_id, None)
+        return self._jobs.pop(job_id, None) or self._former_jobs.pop(job_id, None)
 
     def uncount(self, entry: LaneJob) -> None:
         """Its gradient did not enter the sums after all."""
@@ -217,19 +226,24 @@ class Lane:
             return
         assert isinstance(entry.job, Forward | Backward)
         micro_batch = entry.job.micro_batch
-        self._counted[micro_batch.round].discard(micro_batch.index)
+        if micro_batch.round in self._counted:
+            self._counted[micro_batch.round].discard(micro_batch.index)
         self._counters.counted -= 1
         self.clock.revoked(entry.counts_into)
 
     def end_round(self, round_number: int) -> None:
-        """Its last step, if anything is pending. Only the round that ended is still remembered."""
+        """Its last step, if anything is pending. Of those before, nothing counts any more."""
         step = self.clock.finish(self._shape.first_step_of(round_number + 1))
         if self.is_ready:
             self._step(step)
+        self._oldest_round = round_number
         self._counted = {r: done for r, done in self._counted.items() if r >= round_number}
 
     def lost(self) -> None:
         """The worker died, and with it the graphs and the sums."""
         self.is_ready = False
-        self._jobs.clear()
         self.clock.lost()
+        for entry in self._jobs.values():
+            entry.counts_into = None
+        self._former_jobs |= self._jobs
+        self._jobs.clear()

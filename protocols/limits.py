@@ -37,7 +37,9 @@ PEERS_MAX = 16_384
 """Four times the largest swarm that is simulated."""
 
 ROUND_MAX = (1 << 31) - 1
-MICRO_BATCHES_PER_ROUND_MAX = 1 << 24
+MICRO_BATCHES_PER_ROUND_MAX = 1 << 20
+"""A bitmap of them takes 128 KiB, so that the worst ledger entry still fits in a message."""
+
 STEP_MAX = (1 << 40) - 1
 ATTEMPTS_MAX = 1 << 16
 COUNT_MAX = (1 << 62) - 1

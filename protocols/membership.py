@@ -11,7 +11,7 @@ Each part has its file:
     link_keeper    whom we have links to               probing        who answers
     suspicion      who stands accused, how long        local_health   whether it is our own fault
     dissemination  what is still to be told            anti_entropy   what gossip missed
-    judgement      what we make of what we hear
+    judgement      what we make of what we hear        accusers       who may accuse, how often
 
 This file turns events into calls on them, and keeps one rule of its own: a pause of ours (SIGSTOP,
 a starved host) accuses nobody. A machine (effects.py): no clock, no randomness of its own.
@@ -27,6 +27,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from swarmd.protocols import effects as fx
+from swarmd.protocols.accusers import Accusers
 from swarmd.protocols.anti_entropy import AntiEntropy
 from swarmd.protocols.dissemination import Dissemination
 from swarmd.protocols.effects import Effect, Event
@@ -91,7 +92,7 @@ class Membership:
             limits.suspicion_s_min, limits.suspicion_s_max, limits.confirmations
         )
         self.news = Dissemination()
-        self.anti_entropy = AntiEntropy(self.peer, self.roster, limits.forget_s / 2)
+        self.anti_entropy = AntiEntropy(self.roster, limits.forget_s / 2)
         self.counters: Counter[str] = Counter()
         self._out: list[Effect] = []
         self.judgement = Judgement(
@@ -101,6 +102,7 @@ class Membership:
             self.keeper,
             self.prober,
             self.suspicions,
+            Accusers(self.peer, own.run_id, sign, verify),
             self.news,
             self.health,
             self._out,
@@ -278,6 +280,7 @@ class Membership:
         for peer in unheard:
             self.judgement.accuse(peer, "silent", now_s)
         self.judgement.judge(now_s)
+        self.judgement.answer_accusers(now_s)
         self._out += self.keeper.tick(now_s)
         if self.own.is_due(now_s):
             self.judgement.publish(now_s, urgent=False)
@@ -377,13 +380,11 @@ class Membership:
     def _on_sync_entries(
         self, peer: PeerId, link: Link, entries: gossip.SyncEntries, now_s: float
     ) -> None:
-        found = self.anti_entropy.difference(entries, peer, now_s)
+        found = self.anti_entropy.difference(entries, now_s)
         for message in self.anti_entropy.messages(found.lacking, found.wanted):
             self._send(peer, message)
         if found.is_cut:
             self._sync_with.add(peer)
-        for rumour in found.accused:
-            self.judgement.take_rumour(peer, rumour, set(), now_s)
 
     def _on_goodbye(self, peer: PeerId, link: Link, goodbye: control.Goodbye, now_s: float) -> None:
         self._out += self.keeper.drop(peer, "goodbye")

@@ -50,7 +50,9 @@ class PassageTable:
         self.round = round_number
         """Whose inner phase is on, or comes next while the lane is held."""
         self.announced_round = round_number
-        """The latest of which pipeline/first_of_round was emitted, or that began without it."""
+        """The latest that a micro-batch announced."""
+        self.is_round_news = False
+        """Whether the composite has to be told of it."""
         self._passages: dict[Key, Passage] = {}
         self._next_serial = 0
 
@@ -97,8 +99,8 @@ class PassageTable:
         self.lane.queue_forward(passage)
         if passage.is_trained and micro_batch.round > max(self.round, self.announced_round):
             self.announced_round = micro_batch.round
+            self.is_round_news = True
             self.lane.is_held = True
-            self.effects.append(Emit("pipeline/first_of_round", {"round": micro_batch.round}))
 
     # ---------------------------------------------------------------------------------------- out
 

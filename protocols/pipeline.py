@@ -14,7 +14,8 @@ For the composite
 
 Emitted
   pipeline/done            micro_batch, loss_sum, samples, tokens, redone: the head's, each once ...
-  pipeline/expired         micro_batch, reason, text: ... or this; the lease goes back
+  pipeline/expired         micro_batch, reason, text: ... or this; the lease goes back, unless the
+                           reason is late: peers that are two rounds further will not take it
   pipeline/first_of_round  round
   pipeline/stepped         step, is_taken, data
   pipeline/rejected        peer, code, micro_batch: somebody broke a rule
@@ -96,6 +97,9 @@ class Pipeline:
             raise LocalProtocolError("draining", f"{micro_batch} must not begin")
         if self._table.get(None, micro_batch) is not None:
             raise LocalProtocolError("duplicate", f"{micro_batch} is under way")
+        if micro_batch.round < self._table.round - 1:
+            fields = {"micro_batch": micro_batch, "reason": "late", "text": "its round is long over"}
+            return [*self._settle(now_s), fx.Emit("pipeline/expired", fields)]
         run = self.shape.run
         held_out = micro_batch.held_out
         self._table.counters.started += not held_out
@@ -232,6 +236,11 @@ class Pipeline:
         self._table.lane.fill()
         self._set_timer(now_s)
         self._waits.change(self._occupation(now_s), now_s)
+        if self._table.is_round_news:
+            # Last: what the composite does about it must follow the jobs that are given before.
+            self._table.is_round_news = False
+            fields = {"round": self._table.announced_round}
+            self._table.effects.append(fx.Emit("pipeline/first_of_round", fields))
         effects = self._table.effects[:]
         self._table.effects.clear()
         return effects

@@ -31,8 +31,8 @@ class Counters:
     """As a callee: gradients sent back."""
     counted: int = 0
     """Gradients that entered this peer's sums."""
-    recomputed: int = 0
-    """Done again here without being counted again."""
+    not_counted: int = 0
+    """Done here without entering the sums: counted before, or older than the round before."""
     double_counts: int = 0
     """Counted here although the caller finished them with another replica: an upper bound."""
     redone: int = 0

@@ -26,7 +26,7 @@ from operator import attrgetter
 from swarmd.protocols import limits, wire
 from swarmd.protocols.errors import LocalProtocolError, RemoteProtocolError
 from swarmd.protocols.ids import PeerId
-from swarmd.protocols.messages.gossip import KEY_BYTES, PHASES, PeerRecord, SignedRecord
+from swarmd.protocols.messages.gossip import KEY_BYTES, PHASES, PeerRecord, Rumour, SignedRecord
 from swarmd.protocols.suspicion import Life
 
 Verify = Callable[[PeerId, bytes, bytes], bool]
@@ -133,6 +133,8 @@ class Entry:
     """64 bits over the stamp and on whether the peer is present; summed up in digests."""
     revision: int = 0
     """The roster's, when this entry last changed."""
+    death: Rumour | None = None
+    """Who said so, for those who ask."""
     view: PeerView | None = None
 
     @property
@@ -316,6 +318,7 @@ class Roster:
         was_present = entry.is_present
         entry.liveness = liveness
         entry.since_s = now_s
+        entry.death = None
         self.present_count += entry.is_present - was_present
         self.shape += 1
         self._touch(entry)

@@ -67,6 +67,11 @@ class Suspicions:
     def get(self, peer: PeerId) -> Suspicion | None:
         return self._of.get(peer)
 
+    def life_of(self, peer: PeerId, otherwise: Life) -> Life:
+        """The life in which it stands accused."""
+        held = self._of.get(peer)
+        return otherwise if held is None else max(held.life, otherwise)
+
     def accuse(self, peer: PeerId, life: Life, accuser: PeerId, now_s: float, others: int) -> bool:
         """Note an accusation. True if it is worth passing on: it is new, or a new voice.
 

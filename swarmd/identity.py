@@ -44,6 +44,11 @@ class Identity:
     repairs: tuple[str, ...] = ()
     """What was wrong with the file and is right now; health shows `key_mode_repaired`."""
 
+    @property
+    def seed(self) -> bytes:
+        """The 32 secret bytes, for the transport. Never shown."""
+        return self._key.private_bytes_raw()
+
     def sign(self, body: bytes) -> bytes:
         """64 bytes."""
         return self._key.sign(body)

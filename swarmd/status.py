@@ -178,6 +178,8 @@ class Progress:
     loss: float | None = None
     loss_first: float | None = None
     loss_ema: float | None = None
+    loss_last_tenth: float | None = None
+    """Mean over the last tenth of the run's steps, of what this peer saw."""
     loss_heldout: float | None = None
     tokens_total: int | None = None
     disagreement: float | None = None
@@ -369,6 +371,9 @@ class Resources:
     up_bytes_per_s: float | None = None
     down_bytes_per_s: float | None = None
     energy_kwh: float | None = None
+    worker_restarts: int | None = None
+    worker_cpu_s: float | None = None
+    """CPU seconds of the compute worker; below its busy seconds on a crowded machine."""
 
 
 @part

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from swarmd.protocols import limits
-from swarmd.protocols.schema import Message, message, nested, optional, raw, text, uint
 from swarmd.protocols.messages.gossip import SignedRecord
+from swarmd.protocols.schema import Message, flag, message, nested, optional, raw, text, uint
 
 RUN_BYTES_MAX = 256 * limits.KIB
 
@@ -19,6 +19,9 @@ class Hello(Message):
     protocol_min: int = uint(65_535)
     protocol_max: int = uint(65_535)
     agent: str = text(default="")
+    is_reply: bool = flag(default=False)
+    """A Hello that is no reply is replied to: who came up first, or heard nothing yet, learns all
+    the same who is there."""
     record: SignedRecord | None = optional(nested(SignedRecord))
 
 

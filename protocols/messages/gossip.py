@@ -1,7 +1,7 @@
 """What peers tell about themselves and each other. Owned by roster.py and membership.py.
 
 News travels in two forms. A signed record is a fact: its peer wrote it. A rumour is an accusation
-("suspect", "dead"): anybody may say it, and the accused answers with a record of a higher
+("suspect", "dead"), signed by the accuser, and the accused answers with a record of a higher
 refutation. Both ride on probes and acknowledgements; what is urgent goes at once in a `Gossip`.
 
 Anti-entropy compares rosters by bucket hashes first, so that equal rosters cost a few bytes:
@@ -102,6 +102,8 @@ class Rumour(Message):
     verdict: str = text(8)
     """One of VERDICTS."""
     accuser: str = text(limits.NAME_CHARS_MAX)
+    signature: bytes = raw(64, default=b"")
+    """The accuser's, over the run id and this message without it (accusers.py)."""
 
 
 def _records() -> tuple[SignedRecord, ...]:

@@ -1,1 +1,141 @@
-"""Messages of leases and receipts."""
+"""What heads tell about the micro-batches of a round, and how ledgers are compared.
+
+A `LedgerEntry` is everything that one life of one peer has to say of one round: what it holds, what
+it has done. Only that peer can sign it, and a later version replaces an earlier one, so entries may
+be repeated, reordered, lost and passed on by anybody. Comparing goes in two steps:
+
+    A -> B  LedgerDigest   how far A is, and a fingerprint of each round it holds in detail
+    B -> A  LedgerUpdate   B's entries of the rounds that differ (or LedgerTotals, if A is behind
+                           what B holds in detail), then B's own digest, marked as an answer
+    A -> B  LedgerUpdate   A's entries of the rounds that still differ
+"""
+
+from __future__ import annotations
+
+from swarmd.protocols import limits
+from swarmd.protocols.schema import (
+    Message,
+    flag,
+    message,
+    nested,
+    number,
+    raw,
+    sequence,
+    text,
+    uint,
+)
+
+INDEX_SET_BYTES_MAX = limits.MICRO_BATCHES_PER_ROUND_MAX // 8 + 1
+LEASES_OPEN_MAX = 1_024
+"""Micro-batches one head may hold in one round: far above any pipeline's depth."""
+HELD_OUT_MAX = 1_024
+"""Forward-only micro-batches a round; 64 sequences are usual."""
+ENTRY_BYTES_MAX = 512 * limits.KIB
+UPDATE_ENTRIES_MAX = 1_024
+UPDATE_BYTES_MAX = 64 * limits.KIB
+"""Entries are put into one message up to this size, or one alone if it is larger."""
+ROUNDS_IN_DETAIL_MAX = 256
+"""Rounds of which single entries are held at all; usually ten."""
+WRITERS_MAX = 4_096
+"""Peers that have ever been a head."""
+LOST_RANGES_MAX = 4_096
+FINGERPRINT_BYTES = 8
+
+
+@message(60)
+class HeldOutScore(Message):
+    """One forward-only micro-batch."""
+
+    index: int = uint(HELD_OUT_MAX)
+    samples: int = uint(1 << 20, low=1)
+    loss_sum: float = number(-1e12, 1e12)
+    """Sum over samples of the mean loss per token, nats."""
+
+
+@message(61)
+class LedgerEntry(Message):
+    """What `peer` in its life `incarnation` says of one round. The highest version stands."""
+
+    run_id: str = text(64)
+    peer: str = text(limits.NAME_CHARS_MAX)
+    incarnation: int = uint()
+    version: int = uint()
+    round: int = uint(limits.ROUND_MAX)
+    leased: bytes = raw(INDEX_SET_BYTES_MAX)
+    """IndexSet: held now. Neither done nor given back."""
+    done: bytes = raw(INDEX_SET_BYTES_MAX)
+    """IndexSet: ended with a gradient. Only ever grows."""
+    lost: bytes = raw(INDEX_SET_BYTES_MAX, default=b"")
+    """IndexSet: given up for good, and reported. Empty bytes: none. Only ever grows."""
+    loss_sum: float = number(-1e15, 1e15, default=0.0)
+    """Over the samples of `done`: sum of the mean loss per token, nats."""
+    held_out: tuple[HeldOutScore, ...] = sequence(nested(HeldOutScore), HELD_OUT_MAX)
+
+
+@message(62)
+class SignedEntry(Message):
+    """A LedgerEntry's bytes (as wire.encode gives them) and its peer's signature over them."""
+
+    body: bytes = raw(ENTRY_BYTES_MAX)
+    signature: bytes = raw(64)
+
+
+@message(63)
+class LedgerUpdate(Message):
+    """Entries that the sender believes the receiver lacks."""
+
+    entries: tuple[SignedEntry, ...] = sequence(nested(SignedEntry), UPDATE_ENTRIES_MAX)
+    relay: bool = flag(default=True)
+    """Whether the receiver shall pass on what is new to it. False: all others have been told."""
+
+
+@message(64)
+class RoundDigest(Message):
+    round: int = uint(limits.ROUND_MAX)
+    fingerprint: bytes = raw(FINGERPRINT_BYTES)
+
+
+@message(65)
+class LedgerDigest(Message):
+    """Compares two ledgers. All rounds below `settled` have ended."""
+
+    settled: int = uint(limits.ROUND_MAX)
+    rounds: tuple[RoundDigest, ...] = sequence(nested(RoundDigest), ROUNDS_IN_DETAIL_MAX)
+    answer: bool = flag(default=False)
+    """True: the other side of an exchange that was asked for; do not answer with a digest."""
+
+
+@message(66)
+class WriterTotals(Message):
+    """All that a peer has done in the rounds that are no longer held in detail."""
+
+    peer: str = text(limits.NAME_CHARS_MAX)
+    micro_batches: int = uint()
+    samples: int = uint()
+    rounds: int = uint(limits.ROUND_MAX)
+
+
+@message(67)
+class LostRange(Message):
+    """Micro-batches first..last of a round that were given up and that nobody has done."""
+
+    round: int = uint(limits.ROUND_MAX)
+    first: int = uint(limits.MICRO_BATCHES_PER_ROUND_MAX)
+    last: int = uint(limits.MICRO_BATCHES_PER_ROUND_MAX)
+
+
+@message(68)
+class LedgerTotals(Message):
+    """The rounds below `rounds`, which have ended, in sum: for a peer that comes late. Not signed:
+    see ledger_gossip.py."""
+
+    rounds: int = uint(limits.ROUND_MAX)
+    processed_twice: int = uint()
+    """Samples that were worked on more than once, counted once."""
+    writers: tuple[WriterTotals, ...] = sequence(nested(WriterTotals), WRITERS_MAX)
+    lost: tuple[LostRange, ...] = sequence(nested(LostRange), LOST_RANGES_MAX)
+
+
+assert 3 * INDEX_SET_BYTES_MAX + HELD_OUT_MAX * 48 <= ENTRY_BYTES_MAX
+assert ENTRY_BYTES_MAX + UPDATE_BYTES_MAX < limits.CONTROL_MESSAGE_BYTES_MAX
+assert WRITERS_MAX * 160 + LOST_RANGES_MAX * 40 < limits.CONTROL_MESSAGE_BYTES_MAX

@@ -30,6 +30,7 @@ from swarmd.net.transport import (
 )
 from swarmd.protocols import effects as fx
 from swarmd.protocols.errors import RemoteProtocolError
+from swarmd.protocols.ids import PeerId
 from swarmd.protocols.messages import Message
 from swarmd.protocols.wire import decode, encode
 
@@ -70,6 +71,7 @@ class Driver:
         self._on_load = on_load
         self.lane: Compute | None = None
         self._inbox: deque[fx.Event] = deque()
+        self._linked: set[PeerId] = set()
         self._wake = trio.Event()
         self._timers: dict[str, tuple[float, int]] = {}
         self._timer_heap: list[tuple[float, int, str]] = []
@@ -77,6 +79,8 @@ class Driver:
         self.events_handled = 0
         self.lag_s_max = 0.0
         self.malformed: Counter[str] = Counter()
+        self.cut: set[str] = set()
+        """Peers to and from whom everything is silently lost (docs/cli.md section 16)."""
 
     # ------------------------------------------------------------------------------ the outside
 
@@ -86,11 +90,14 @@ class Driver:
         self._wake.set()
 
     def replace_machine(self, machine: fx.Machine) -> None:
-        """From now on `machine` runs here; its first event is Started. Old timers are gone."""
+        """From now on `machine` runs here: Started, then LinkUp for each link there is. Old timers
+        are gone."""
         self._machine = machine
         self._timers.clear()
         self._timer_heap.clear()
         self.put(fx.Started())
+        for peer in sorted(self._linked):
+            self.put(fx.LinkUp(peer))
 
     async def run(self, *, task_status: Any = trio.TASK_STATUS_IGNORED) -> None:
         """Until cancelled. An exception out of the machine is our bug and ends the daemon."""
@@ -165,12 +172,16 @@ class Driver:
                 self._on_emit(effect)
             case fx.Dial(peer, addresses):
                 self._transport.dial(peer, addresses)
+            case fx.Locate(peer, bulk_addresses):
+                self._transport.tell_bulk_addresses(peer, bulk_addresses)
             case fx.Drop(peer, reason):
                 self._transport.drop(peer, reason)
             case fx.LoadStage():
                 self._on_load(effect)
 
     def _send(self, effect: fx.Send) -> None:
+        if effect.peer in self.cut:
+            return
         payload = effect.payload
         if payload is not None:
             self._slots.retain(payload)
@@ -196,15 +207,22 @@ class Driver:
 
     async def _pump_transport(self) -> None:
         while True:
-            self.put(self._translate(await self._transport.next_event()))
+            happened = await self._transport.next_event()
+            if isinstance(happened, FrameArrived) and happened.peer in self.cut:
+                if happened.payload is not None:
+                    self._slots.release(happened.payload)
+                continue
+            self.put(self._translate(happened))
 
     def _translate(self, happened: TransportEvent) -> fx.Event:
         match happened:
             case FrameArrived():
                 return self._arrived(happened)
             case LinkOpened(peer):
+                self._linked.add(peer)
                 return fx.LinkUp(peer)
             case LinkEnded(peer, cause):
+                self._linked.discard(peer)
                 return fx.LinkDown(peer, cause)
             case DialEnded(peer, causes):
                 return fx.DialFailed(peer, causes)

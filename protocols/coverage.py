@@ -1,0 +1,64 @@
+"""Who mans which stage, as one peer's roster says. Pure, and the same on all that agree on it.
+
+A peer mans a stage while it is present (alive or suspect) and active there. Peers that are still
+fetching state are counted apart: they show others that somebody is coming.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+
+from swarmd.protocols.ids import PeerId
+from swarmd.protocols.roster import PeerView, RosterView
+
+SYNCING_PHASES = ("joining", "syncing")
+
+
+@dataclass(frozen=True, slots=True)
+class Coverage:
+    """By stage. Peers in the order of their ids."""
+
+    active: tuple[tuple[PeerView, ...], ...]
+    coming: tuple[tuple[PeerView, ...], ...]
+    active_count: int
+    observers: tuple[PeerId, ...]
+    """Present, and hold no stage."""
+
+    @property
+    def missing(self) -> tuple[int, ...]:
+        """Stages that nobody mans."""
+        return tuple(stage for stage, peers in enumerate(self.active) if not peers)
+
+    @property
+    def heads(self) -> tuple[PeerId, ...]:
+        """The first stage's peers: they lease micro-batches."""
+        return tuple(view.peer for view in self.active[0])
+
+    def map_version(self) -> str:
+        """Equal wherever the stage map is equal."""
+        digest = hashlib.blake2b(digest_size=8)
+        for stage, peers in enumerate(self.active):
+            digest.update(f"{stage}:{','.join(view.peer for view in peers)};".encode())
+        return digest.hexdigest()
+
+
+def coverage_of(view: RosterView, stages: int) -> Coverage:
+    """Raises nothing: a record that names a stage outside the run is an observer's."""
+    active: list[list[PeerView]] = [[] for _ in range(stages)]
+    coming: list[list[PeerView]] = [[] for _ in range(stages)]
+    observers = []
+    for peer in view.present():
+        stage = peer.record.stage
+        if stage is None or stage >= stages:
+            observers.append(peer.peer)
+        elif peer.record.phase == "active":
+            active[stage].append(peer)
+        elif peer.record.phase in SYNCING_PHASES:
+            coming[stage].append(peer)
+    return Coverage(
+        active=tuple(tuple(peers) for peers in active),
+        coming=tuple(tuple(peers) for peers in coming),
+        active_count=sum(len(peers) for peers in active),
+        observers=tuple(observers),
+    )

@@ -1,0 +1,90 @@
+"""How a peer stops: told to (drain, leave), or because the run has reached its end.
+
+    none -> draining -> idle                 drain: stays connected, takes nothing
+    none -> draining -> leaving -> gone      leave, SIGTERM
+    none -> complete -> leaving -> gone      the run's last step
+
+Nothing here waits for anybody without a bound. The daemon keeps the deadline of the whole
+(`drain_deadline_s`); `drop` is what it calls when that has passed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from swarmd.protocols.reasons import Reason
+
+LINGER_S = 5.0
+"""After the last step a peer stays until the others know of it, at most so long: without it the
+last of them would have to find out from nobody."""
+GOODBYE_S = 0.3
+"""Between the last record and the end, so that it leaves. Neighbours need one flush of a queue."""
+
+
+@dataclass(slots=True)
+class Ending:
+    """`phase`: none, draining, idle, complete, leaving, gone. `code`: why, once it is known."""
+
+    phase: str = "none"
+    code: str = ""
+    leaves: bool = False
+    since_s: float = 0.0
+
+    @property
+    def takes_no_work(self) -> bool:
+        return self.phase != "none"
+
+    def drain(self, now_s: float, *, leaves: bool) -> bool:
+        """Begin, or make a drain into a leave. False if it is under way already."""
+        if self.phase in ("draining", "idle"):
+            changed = leaves and not self.leaves
+            self.leaves = self.leaves or leaves
+            return changed
+        if self.phase in ("leaving", "gone"):
+            return False
+        self.phase, self.code, self.leaves, self.since_s = "draining", "drained", leaves, now_s
+        return True
+
+    def resume(self) -> bool:
+        """Undo a drain. False if there is none, or it is too late."""
+        if self.phase in ("draining", "idle") and not self.leaves:
+            self.phase, self.code = "none", ""
+            return True
+        return False
+
+    def complete(self, now_s: float) -> bool:
+        """The run has ended. True the first time."""
+        if self.phase in ("none", "draining", "idle"):
+            self.phase, self.code, self.since_s = "complete", "run_complete", now_s
+            return True
+        return False
+
+    def advance(
+        self, now_s: float, *, is_empty: bool, others_know: bool, stays: bool
+    ) -> str | None:
+        """The phase that begins now, if one does."""
+        match self.phase:
+            case "draining" if is_empty:
+                return self._go("leaving" if self.leaves else "idle", now_s)
+            case "idle" if self.leaves:
+                return self._go("leaving", now_s)
+            case "complete" if not stays:
+                lingered = now_s - self.since_s >= LINGER_S
+                if lingered or (others_know and is_empty):
+                    return self._go("leaving", now_s)
+            case "leaving" if now_s - self.since_s >= GOODBYE_S:
+                return self._go("gone", now_s)
+        return None
+
+    def _go(self, phase: str, now_s: float) -> str:
+        self.phase, self.since_s = phase, now_s
+        return phase
+
+    def reason(self, micro_batches: int, leases: int) -> Reason | None:
+        """What to show, if this is what is going on."""
+        if self.phase in ("draining", "idle"):
+            text = f"{micro_batches} micro-batches and {leases} leases left"
+            return Reason(code="draining", text=text)
+        if self.phase in ("leaving", "gone") and self.code == "drained":
+            return Reason(code="leaving", text="goodbye sent")
+        return None

@@ -1,0 +1,70 @@
+"""Gathers from a PeerMachine what explain.py needs to choose the reason. Reads, changes nothing."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from swarmd.protocols.explain import Situation
+from swarmd.protocols.pipeline_statistics import Waiting
+from swarmd.protocols.reasons import Reason
+
+HICCUP_S = 1.0
+"""A pipeline that waits for less is working; the seconds are booked (PipelineStatistics),
+but nobody wants to read of each."""
+
+if TYPE_CHECKING:
+    from swarmd.protocols.peer import PeerMachine
+
+
+def situation_of(peer: PeerMachine, now_s: float) -> Situation:
+    """The facts of this moment."""
+    coverage = peer.coverage
+    limits = peer.membership.limits
+    missing_until_s = None
+    if peer.missing_since_s is not None:
+        missing_until_s = peer.missing_since_s + limits.dead_after_s
+    return Situation(
+        failed=peer.failed,
+        user=_user(peer, now_s),
+        resources=peer.resources,
+        is_complete=peer.ending.code == "run_complete",
+        is_loading=peer.loading is not None,
+        loading_step=peer.loading or "",
+        entry_causes=tuple(
+            (address, cause)
+            for _, causes in sorted(peer.entry_causes.items())
+            for address, cause in sorted(causes.items())
+        ),
+        entries_tried=bool(peer.setup.entries),
+        present=peer.membership.roster.present_count,
+        was_with_others=peer.was_with_others,
+        peers_min=peer.shape.peers_min,
+        has_begun=peer.has_begun,
+        missing_stages=coverage.missing,
+        coming=tuple(
+            (stage, view.peer) for stage, views in enumerate(coverage.coming) for view in views
+        ),
+        missing_until_s=missing_until_s,
+        stage=peer.stage,
+        is_observer=peer.setup.is_observer,
+        waiting=_waiting(peer, now_s),
+        round=peer.round,
+        now_s=now_s,
+    )
+
+
+def _waiting(peer: PeerMachine, now_s: float) -> Waiting | None:
+    """What the pipeline waits for, once it has for longer than a hiccup."""
+    found = None if peer.pipeline is None else peer.pipeline.waiting(now_s)
+    if found is None or now_s - found.subject.get("since_s", now_s) < HICCUP_S:
+        return None
+    return found
+
+
+def _user(peer: PeerMachine, now_s: float) -> Reason | None:
+    if not peer.ending.takes_no_work:
+        return peer.paused
+    in_flight: dict[str, int] = {}
+    if peer.pipeline is not None:
+        in_flight = peer.pipeline.statistics(now_s).in_flight
+    return peer.ending.reason(sum(in_flight.values()), len(peer.leases.held()))

@@ -1,0 +1,234 @@
+"""The composition root: everything of one peer is made, joined and taken down here.
+
+Order of a start: the home is locked, the control socket answers, the transport listens, the run is
+found (a file, this home's memory, or any peer of the run link), then the peer's machine runs until
+it has ended or is told to. Nothing decides here: the machine does (protocols/peer.py); this file
+hands it the world.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import trio
+
+from swarmd import __version__
+from swarmd.errors import UserError
+from swarmd.home import Home
+from swarmd.home_files import (
+    LastExit,
+    find_run,
+    raise_incarnation,
+    remember_run,
+    write_last_exit,
+)
+from swarmd.home_lock import acquire_lock
+from swarmd.identity import Identity, load_or_create
+from swarmd.json_record import utc
+from swarmd.logs import start_logging, stop_logging
+from swarmd.named_limits import NamedLimits, limits_of
+from swarmd.node.peer_node import PeerNode
+from swarmd.node.stopping import Watchdog, watch_lifeline, watch_signals
+from swarmd.peer_config import PeerConfig
+from swarmd.run_config import InvalidRun, RunConfig, run_from_canonical
+from swarmd.run_file import RunFile
+from swarmd.run_link import PeerAddress, RunLink
+from swarmd.run_source import RunSource
+
+log = logging.getLogger("swarmd.daemon")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JoinRequest:
+    """What `swarmd join` asks for, parsed and checked."""
+
+    home: Home
+    config: PeerConfig
+    run: RunSource
+    is_first: bool = False
+    timeout_s: float | None = None
+    inject: tuple[str, ...] = ()
+    waits_for_lock: bool = False
+    stays: bool = False
+    is_verbose: bool = False
+    say: Callable[[str], None] = field(default=lambda line: None)
+    """One line for people, on standard error."""
+
+
+@dataclass(slots=True)
+class End:
+    """How the daemon ended. `code` as in docs/cli.md: a reason, or an error's."""
+
+    code: str
+    exit_code: int
+    text: str = ""
+
+
+def run_daemon(request: JoinRequest) -> int:
+    """Be this peer until it has ended. Returns the exit status of docs/cli.md section 6.
+
+    Raises UserError for what is wrong before anything runs (busy home, bad key ...).
+    """
+    request.home.create()
+    started_at = utc()
+    lock = acquire_lock(
+        request.home, started_at=started_at, version=__version__, wait=request.waits_for_lock
+    )
+    try:
+        identity = load_or_create(request.home)
+        limits = _limits_before_the_run_is_known(request)
+        handlers = start_logging(
+            request.home,
+            log_format=request.config.log_format,
+            repeat_s=limits.log_repeat_s,
+            to_stderr=request.is_verbose,
+            is_verbose=request.is_verbose,
+        )
+        try:
+            daemon = Daemon(request, identity, raise_incarnation(request.home), started_at)
+            end = trio.run(daemon.main)
+            daemon.write_last_words(end)
+            return end.exit_code
+        finally:
+            stop_logging(handlers)
+    finally:
+        lock.release()
+
+
+def _limits_before_the_run_is_known(request: JoinRequest) -> NamedLimits:
+    known = request.run.config
+    return limits_of("wan" if known is None else known.time_scale)
+
+
+class Daemon:
+    """One life of one peer."""
+
+    def __init__(
+        self, request: JoinRequest, identity: Identity, incarnation: int, started_at: str
+    ) -> None:
+        self.request = request
+        self.node = PeerNode(
+            request.home, request.config, identity, incarnation, started_at, stays=request.stays
+        )
+        self._end: End | None = None
+        self._scope = trio.CancelScope()
+        self._watchdog = Watchdog()
+
+    async def main(self) -> End:
+        """From the control socket's first answer to the last goodbye."""
+        with self._scope:
+            async with trio.open_nursery() as nursery:
+                await nursery.start(self.node.serve_control)
+                await nursery.start(watch_signals, self._first_signal, self._second_signal)
+                nursery.start_soon(watch_lifeline, self._lifeline_ended)
+                nursery.start_soon(self._live)
+        assert self._end is not None
+        return self._end
+
+    async def _live(self) -> None:
+        try:
+            with trio.move_on_after(self.request.timeout_s or float("inf")) as joining:
+                run, entries = await self._find_run()
+                joining.deadline = float("inf")
+            if joining.cancelled_caught:
+                self.finish(End("bootstrap_unreachable", 69, "no peer of the run was reached"))
+                return
+            code, exit_code, text = await self.node.train(run, entries)
+            self.finish(End(code, exit_code, text))
+        except* UserError as group:
+            error = _only(group)
+            self.node.say_failure(error)
+            self.finish(End(error.code, error.exit_code, str(error)))
+        except* Exception as group:
+            log.exception("daemon_failed")
+            self.finish(End("internal_error", 1, f"{type(_only(group)).__name__}: {_only(group)}"))
+
+    def finish(self, end: End) -> None:
+        """The first reason to end counts."""
+        if self._end is None:
+            self._end = end
+        self._scope.cancel()
+
+    # ------------------------------------------------------------------------------------- the run
+
+    async def _find_run(self) -> tuple[RunConfig, tuple[PeerAddress, ...]]:
+        """The run, and where its peers may be. May wait for peers that describe it."""
+        source, home = self.request.run, self.request.home
+        await self.node.start_transport()
+        found = await trio.to_thread.run_sync(source.load, home.cache)
+        if isinstance(found, RunFile):
+            run = found.config
+        else:
+            run = await self._described_run(found, source.all_entries(home, found.run_id))
+        entries = source.all_entries(home, run.run_id)
+        remember_run(home, run, entries, used_at=utc())
+        return run, entries
+
+    async def _described_run(self, link: RunLink, entries: Sequence[PeerAddress]) -> RunConfig:
+        known = find_run(self.request.home, link.run_id)
+        if known is not None:
+            return known.config
+        return _checked_run(await self.node.fetch_run(link.run_id, entries), link.run_id)
+
+    # ------------------------------------------------------------------------------------ stopping
+
+    def _first_signal(self, number: int) -> None:
+        log.info("signal number=%d drains", number)
+        deadline_s = self.node.limits.drain_deadline_s
+        if not self.node.begin_leave():
+            self.finish(End("stopped_now", 0, "stopped before anything was held"))
+            return
+        end = End("drain_incomplete", 5, f"the drain took longer than {deadline_s:g} s")
+        self._watchdog.arm(
+            deadline_s + self.node.limits.stop_grace_s, 5, lambda: self.write_last_words(end)
+        )
+        self.node.call_after(deadline_s, lambda: self.finish(end))
+
+    def _second_signal(self, number: int) -> None:
+        code = 130 if number == signal.SIGINT else 143
+        end = End("stopped_now", code, "a second signal")
+        self._watchdog.arm(2.0, code, lambda: self.write_last_words(end))
+        self._end = None
+        self.finish(end)
+
+    def _lifeline_ended(self) -> None:
+        self._watchdog.arm(2.0, 143, lambda: None)
+        self.finish(End("stopped_now", 143, "whoever started this peer is gone"))
+
+    def write_last_words(self, end: End) -> None:
+        """The last status and last_exit.json, as the last act."""
+        self.node.write_last_status()
+        write_last_exit(
+            self.request.home,
+            LastExit(
+                code=end.code,
+                exit_code=end.exit_code,
+                text=end.text,
+                at=utc(),
+                pid=os.getpid(),
+                run_id=self.node.run_id,
+            ),
+        )
+        log.info("stopped code=%s exit_code=%d text=%s", end.code, end.exit_code, end.text)
+
+
+def _checked_run(body: bytes, run_id: str) -> RunConfig:
+    try:
+        return run_from_canonical(body)
+    except InvalidRun as error:
+        raise UserError(
+            f"the run {run_id[:8]} cannot be used: {error}", code="bad_config", exit_code=78
+        ) from None
+
+
+def _only(group: BaseExceptionGroup[Any]) -> Any:
+    """The first error of a group: nurseries wrap what passes them."""
+    error: Any = group
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error

@@ -1,0 +1,170 @@
+"""What the daemon answers on its control socket, by the names of local_api/protocol.py."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import trio
+
+from swarmd.errors import UserError
+from swarmd.local_api.server import Args, Handlers
+from swarmd.protocols import effects as fx
+from swarmd.records import Audit, Done, Leave, Run
+from swarmd.run_file import run_document
+
+if TYPE_CHECKING:
+    from swarmd.node.peer_node import PeerNode
+
+LEAVE_POLL_S = 0.05
+
+
+def control_handlers(node: PeerNode) -> Handlers:
+    """Of one node."""
+    answers = {
+        "status": _Status(node),
+        "peers": _Peers(node),
+        "audit": _Audit(node),
+        "run": _Run(node),
+        "leave": _Leave(node, leaves=True),
+        "drain": _Leave(node, leaves=False),
+        "pause": _Simple(node, "pause"),
+        "resume": _Simple(node, "resume"),
+        "cordon": _Simple(node, "cordon"),
+        "uncordon": _Simple(node, "uncordon"),
+        "inject": _Inject(node),
+        "dump": _Dump(node),
+    }
+    return Handlers(answers, {"events": node.feed.follow})
+
+
+class _Answer:
+    def __init__(self, node: PeerNode) -> None:
+        self._node = node
+
+
+class _Status(_Answer):
+    async def __call__(self, args: Args) -> Any:
+        return self._node.reporter.status()
+
+
+class _Peers(_Answer):
+    async def __call__(self, args: Args) -> Any:
+        return self._node.reporter.peers()
+
+
+class _Audit(_Answer):
+    async def __call__(self, args: Args) -> Any:
+        machine = _machine(self._node)
+        found = machine.leases.audit(trio.current_time())
+        return Audit(
+            samples_total=found.samples_total,
+            samples_completed=found.samples_completed,
+            gaps=[number for gap in found.gaps for number in (gap.first, gap.last)],
+            repeats=[number for item in found.repeats for number in (item.first, item.last)],
+            processed_twice=found.processed_twice,
+            open_leases=found.open_leases,
+            clean=found.clean,
+            covered_until=found.covered_until,
+        )
+
+
+class _Run(_Answer):
+    async def __call__(self, args: Args) -> Any:
+        run = self._node.run
+        if run is None:
+            raise UserError("the run is not known yet", code="not_ready", exit_code=75)
+        return Run(
+            id=run.run_id,
+            name=run.name,
+            link=self._node.reporter.run_link(),
+            description=run_document(run),
+        )
+
+
+class _Leave(_Answer):
+    def __init__(self, node: PeerNode, *, leaves: bool) -> None:
+        super().__init__(node)
+        self._leaves = leaves
+
+    async def __call__(self, args: Args) -> Any:
+        node, machine = self._node, _machine(self._node)
+        begun_s = trio.current_time()
+        before = len(machine.leases.held())
+        assert node.driver is not None
+        node.driver.put(fx.Command("leave" if self._leaves else "drain"))
+        deadline_s = args.get("deadline_s") or node.limits.drain_deadline_s
+        with trio.move_on_after(deadline_s) as scope:
+            while machine.ending.phase in ("none", "draining"):
+                await trio.sleep(LEAVE_POLL_S)
+        incomplete = scope.cancelled_caught
+        return Leave(
+            outcome="drain_incomplete" if incomplete else "drained",
+            leases_returned=before,
+            drain_s=round(trio.current_time() - begun_s, 3),
+            exit_code=5 if incomplete else 0,
+        )
+
+
+class _Simple(_Answer):
+    """Hand a word to the machine."""
+
+    def __init__(self, node: PeerNode, command: str) -> None:
+        super().__init__(node)
+        self._command = command
+
+    async def __call__(self, args: Args) -> Any:
+        _machine(self._node)
+        assert self._node.driver is not None
+        self._node.driver.put(fx.Command(self._command, dict(args)))
+        await trio.sleep(0)
+        return Done(command=self._command)
+
+
+class _Inject(_Answer):
+    async def __call__(self, args: Args) -> Any:
+        run = self._node.run
+        if run is None or not run.allow_injection:
+            raise UserError(
+                "this run does not allow fault injection",
+                code="injection_refused",
+                exit_code=77,
+                hint="only runs whose file says `allow_injection = true` do",
+            )
+        assert self._node.driver is not None
+        specs = [] if args.get("clear") else [str(spec) for spec in args.get("specs", [])]
+        self._node.driver.cut = {
+            peer
+            for spec in specs
+            if spec.startswith("cut=")
+            for peer in spec.removeprefix("cut=").split(",")
+        }
+        return Done(command="debug inject", data={"active": specs})
+
+
+class _Dump(_Answer):
+    async def __call__(self, args: Args) -> Any:
+        node, now_s = self._node, trio.current_time()
+        data: dict[str, Any] = {"reason": node.reason().code}
+        if node.machine is not None:
+            data["membership"] = repr(node.machine.membership.statistics())
+            if node.machine.pipeline is not None:
+                data["pipeline"] = repr(node.machine.pipeline.statistics(now_s))
+        if node.lane is not None:
+            data["lane"] = repr(node.lane.statistics())
+        if node.slots is not None:
+            data["slots"] = repr(node.slots.statistics())
+        if node.transport is not None:
+            data["links"] = [repr(link) for link in node.transport.statistics()]
+            data["refusals"] = node.transport.counters()
+        if node.driver is not None:
+            data["driver"] = {
+                "events": node.driver.events_handled,
+                "lag_s_max": node.driver.lag_s_max,
+            }
+        return Done(command="debug dump", data=data)
+
+
+def _machine(node: PeerNode) -> Any:
+    if node.machine is None:
+        raise UserError("the peer has not joined yet", code="not_ready", exit_code=75)
+    return node.machine

@@ -1,0 +1,359 @@
+"""One peer in its daemon: transport, compute worker and control socket around the peer's machine.
+
+The daemon (swarmd/daemon.py) says when; this file holds what is alive. Status and answers are read
+from the parts' statistics by report.py; nothing is kept twice.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import random
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import trio
+
+from swarmd import __version__
+from swarmd.buffers import SlotPool
+from swarmd.compute_api import WorkerConfig
+from swarmd.errors import UserError
+from swarmd.events_log import EventLog
+from swarmd.home import Home
+from swarmd.home_files import KnownPeer, write_known_peers
+from swarmd.identity import Identity, verify
+from swarmd.json_record import render, to_json
+from swarmd.local_api.event_feed import EventFeed
+from swarmd.local_api.server import serve
+from swarmd.named_limits import NamedLimits, limits_of
+from swarmd.net.transport import Transport
+from swarmd.node.driver import Driver
+from swarmd.node.handlers import control_handlers
+from swarmd.node.lane import ComputeLane
+from swarmd.node.late_store import LateStore
+from swarmd.node.process_backend import ProcessBackend
+from swarmd.node.report import Reporter
+from swarmd.node.slot_plan import OUTPUT_RESERVE, slot_classes
+from swarmd.peer_config import PeerConfig
+from swarmd.protocols import effects as fx
+from swarmd.protocols import lease_limits, membership_limits
+from swarmd.protocols.bootstrap import Bootstrap, BootstrapLimits
+from swarmd.protocols.ids import PeerId, RunId
+from swarmd.protocols.leases import LeaseBook
+from swarmd.protocols.membership import Membership
+from swarmd.protocols.messages.gossip import PeerRecord
+from swarmd.protocols.peer import PeerMachine, PeerSetup
+from swarmd.protocols.pipeline_shape import PipelineLimits
+from swarmd.protocols.reasons import Reason
+from swarmd.run_config import RunConfig
+from swarmd.run_link import PeerAddress, by_peer
+from swarmd.store import write_bytes
+
+log = logging.getLogger("swarmd.node")
+
+EXIT_CODES = {
+    "run_complete": 0,
+    "drained": 0,
+    "drain_incomplete": 5,
+    "identity_in_use_elsewhere": 77,
+    "version_mismatch": 77,
+    "banned": 77,
+    "not_admitted": 77,
+    "model_does_not_fit": 77,
+}
+"""Of the reasons with which a peer ends by itself; any other is a failure (1)."""
+IN_FLIGHT_PER_STAGE = 2
+"""Micro-batches a peer holds at once for each stage of the run: one travels while one is computed."""
+
+
+class PeerNode:
+    """See the header. One life: `start_transport`, perhaps `fetch_run`, then `train`."""
+
+    def __init__(
+        self,
+        home: Home,
+        config: PeerConfig,
+        identity: Identity,
+        incarnation: int,
+        started_at: str,
+        *,
+        stays: bool,
+    ) -> None:
+        self.home = home
+        self.config = config
+        self.identity = identity
+        self.incarnation = incarnation
+        self.started_at = started_at
+        self.stays = stays
+        self.limits: NamedLimits = limits_of("wan")
+        self.run: RunConfig | None = None
+        self.machine: PeerMachine | None = None
+        self.transport: Transport | None = None
+        self.driver: Driver | None = None
+        self.lane: ComputeLane | None = None
+        self.slots: SlotPool | None = None
+        self.bootstrap: Bootstrap | None = None
+        self.feed = EventFeed(EventLog(home.events_file))
+        self.reporter = Reporter(self)
+        self._store = LateStore()
+        self._nursery: trio.Nursery | None = None
+        self._ended = trio.Event()
+        self._outcome: tuple[str, int, str] = ("internal_error", 1, "")
+        self._described: bytes | None = None
+        self._described_event = trio.Event()
+
+    @property
+    def name(self) -> str:
+        return self.config.name or "peer-" + self.identity.peer_id[-4:].lower()
+
+    @property
+    def run_id(self) -> str | None:
+        return self.run.run_id if self.run is not None else None
+
+    # ------------------------------------------------------------------------------------- phases
+
+    async def serve_control(self, *, task_status: Any = trio.TASK_STATUS_IGNORED) -> None:
+        """The control socket, from before anything else works until the end."""
+        async with trio.open_nursery() as nursery:
+            self._nursery = nursery
+            await nursery.start(serve, self.home, control_handlers(self))
+            self.feed.publish("started", peer=self.identity.peer_id)
+            task_status.started()
+            await trio.sleep_forever()
+
+    async def start_transport(self) -> None:
+        """Listen. libp2p takes a second to import, so it happens while the socket answers."""
+        assert self._nursery is not None
+        module = await trio.to_thread.run_sync(_import_transport)
+        host = self.config.listen.host if self.config.listen else "0.0.0.0"
+        kind = "ip6" if ":" in host else "ip4"
+        port = self.config.libp2p_port
+        bulk_port = self.config.wanted_bulk_port if port else 0
+        self.transport = module.SwarmTransport(
+            self.identity.seed,
+            [f"/{kind}/{host}/tcp/{port}"],
+            self._store,
+            announce=self.config.announce,
+            bulk_port=bulk_port,
+        )
+        await self._nursery.start(self.transport.run)
+        for wanted, used in self.transport.ports_changed.items():
+            log.warning("port_changed wanted=%d used=%d", wanted, used)
+
+    async def fetch_run(self, run_id: RunId, entries: Sequence[PeerAddress]) -> bytes:
+        """The run's canonical bytes, from any peer, checked by their hash. Waits for ever."""
+        assert self.transport is not None
+        assert self._nursery is not None
+        self.bootstrap = Bootstrap(
+            run_id,
+            by_peer(entries),
+            hash_of=_hash_of,
+            limits=BootstrapLimits(
+                report_s=self.limits.bootstrap_report_s,
+                retry_s_first=self.limits.retry_first_s,
+                retry_s_max=self.limits.retry_known_max_s,
+            ),
+            rng=self._rng("bootstrap"),
+        )
+        self._drive(self.bootstrap)
+        await self._described_event.wait()
+        assert self._described is not None
+        self.bootstrap = None
+        return self._described
+
+    async def train(self, run: RunConfig, entries: Sequence[PeerAddress]) -> tuple[str, int, str]:
+        """Take part until the peer has ended. Returns (code, exit code, text)."""
+        assert self.transport is not None
+        assert self._nursery is not None
+        self.run, self.limits = run, limits_of(run.time_scale)
+        bounds = _pipeline_limits(run)
+        self.slots = SlotPool(
+            slot_classes(run, bounds.in_flight_max), output_reserve=OUTPUT_RESERVE
+        )
+        self._store.fill(self.slots)
+        self.machine = self._make_machine(run, by_peer(entries), bounds)
+        self._drive(self.machine)
+        await self._ended.wait()
+        return self._outcome
+
+    def begin_leave(self) -> bool:
+        """Drain and go. False: nothing is held yet, there is nothing to drain."""
+        if self.machine is None or self.driver is None:
+            return False
+        self.driver.put(fx.Command("leave"))
+        return True
+
+    def call_after(self, delay_s: float, call: Callable[[], None]) -> None:
+        assert self._nursery is not None
+
+        async def wait() -> None:
+            await trio.sleep(delay_s)
+            call()
+
+        self._nursery.start_soon(wait)
+
+    # ------------------------------------------------------------------------------------ the parts
+
+    def _make_machine(
+        self, run: RunConfig, entries: Mapping[PeerId, tuple[str, ...]], bounds: PipelineLimits
+    ) -> PeerMachine:
+        assert self.transport is not None
+        is_local = run.time_scale == "local"
+        peer = PeerId(self.identity.peer_id)
+        record = PeerRecord(
+            peer=peer,
+            incarnation=self.incarnation,
+            version=0,
+            run_id=run.run_id,
+            name=self.name[:64],
+            phase="joining",
+            addresses=tuple(_without_peer(a) for a in self.transport.addresses()),
+            bulk_addresses=tuple(self.transport.bulk_addresses()),
+        )
+        membership = Membership(
+            record,
+            membership_limits.local() if is_local else membership_limits.wan(),
+            self.identity.sign,
+            verify,
+            self._rng("membership"),
+        )
+        leases = LeaseBook(
+            peer,
+            self.incarnation,
+            run.shape,
+            lease_limits.local() if is_local else lease_limits.wan(),
+            sign=self.identity.sign,
+            verify=verify,
+        )
+        stage = self.config.stage if isinstance(self.config.stage, int) else None
+        setup = PeerSetup(
+            shape=run.shape,
+            run_body=run.canonical(),
+            entries={p: a for p, a in entries.items() if p != peer},
+            stage=stage,
+            is_observer=self.config.observe,
+            stays=self.stays,
+            agent=f"swarmd/{__version__}",
+            pipeline_limits=bounds,
+        )
+        return PeerMachine(setup, membership, leases, self._rng("peer"), trio.current_time())
+
+    def _drive(self, machine: fx.Machine) -> None:
+        assert self.transport is not None
+        assert self._nursery is not None
+        if self.driver is not None:
+            self.driver.replace_machine(machine)
+            return
+        self.driver = Driver(
+            machine,
+            self.transport,
+            self._store,
+            on_emit=self._emitted,
+            on_load=self._load_stage,
+        )
+        self._nursery.start_soon(self.driver.run)
+
+    def _load_stage(self, wanted: fx.LoadStage) -> None:
+        assert self.run is not None
+        assert self.slots is not None
+        assert self._nursery is not None
+        assert self.driver is not None
+        config = WorkerConfig(
+            run=self.run,
+            stage=wanted.stage,
+            device="cpu",
+            threads=self.config.threads,
+            micro_batch_max=self.config.micro_batch if self.config.micro_batch != "auto" else None,
+            cache_dir=self.home.cache,
+        )
+        if self.lane is None:
+            backend = ProcessBackend(config, self.slots, nursery=self._nursery)
+            self.lane = ComputeLane(backend, self.driver.put, on_gone=self._worker_gone)
+            self.driver.lane = self.lane
+            self._nursery.start_soon(self.lane.run)
+        self.lane.load_nowait(config)
+
+    def _worker_gone(self, code: str, text: str) -> None:
+        log.error("worker_gone code=%s text=%s", code, text)
+        self.feed.publish("worker_died", level="error", code=code, data={"text": text})
+        self._finish(code, EXIT_CODES.get(code, 1), text)
+
+    # ------------------------------------------------------------------------------- what is told
+
+    def _emitted(self, told: fx.Emit) -> None:
+        match told.name:
+            case "run_described":
+                self._described = told.fields["body"]
+                self._described_event.set()
+            case "peer_ended":
+                code = told.fields["code"]
+                self._finish(code, EXIT_CODES.get(code, 1), "")
+            case "refused_by_peer" if told.fields["code"] in EXIT_CODES:
+                code = told.fields["code"]
+                self._finish(code, EXIT_CODES[code], told.fields.get("text", ""))
+            case _:
+                self.reporter.event(told)
+
+    def _finish(self, code: str, exit_code: int, text: str) -> None:
+        if not self._ended.is_set():
+            self._outcome = (code, exit_code, text)
+            self.reporter.freeze()
+            self._remember_peers()
+            self._ended.set()
+
+    def _remember_peers(self) -> None:
+        if self.machine is None or self.run is None:
+            return
+        present = self.machine.membership.view(trio.current_time()).present()
+        peers = [
+            KnownPeer(
+                view.peer, view.record.name, tuple(view.record.addresses), self.reporter.now_utc()
+            )
+            for view in present
+            if view.peer != self.identity.peer_id
+        ]
+        write_known_peers(self.home, self.run.run_id, peers)
+
+    def say_failure(self, error: UserError) -> None:
+        log.error("failed code=%s text=%s hint=%s", error.code, error, error.hint)
+
+    def write_last_status(self) -> None:
+        """state/last_status.json: what was known at the end, for whoever started us."""
+        status = self.reporter.last_status or self.reporter.frozen()
+        if status is not None:
+            body = to_json(render(status)).encode()
+            write_bytes(self.home.state / "last_status.json", body)
+
+    def reason(self) -> Reason:
+        """The one that is shown."""
+        now_s = trio.current_time()
+        if self.machine is not None:
+            return self.machine.reasons.current
+        if self.bootstrap is not None:
+            return self.bootstrap.reason(now_s)
+        return Reason(code="starting", text="step 1 of 4: opening the network")
+
+    def _rng(self, purpose: str) -> random.Random:
+        """Different on every peer and start; inside machines everything follows from it."""
+        return random.Random(f"{self.identity.peer_id}/{self.incarnation}/{purpose}/{os.getpid()}")
+
+
+def _import_transport() -> Any:
+    from swarmd.net import swarm_transport
+
+    return swarm_transport
+
+
+def _hash_of(body: bytes) -> str:
+    return hashlib.blake2b(body, digest_size=32).hexdigest()
+
+
+def _without_peer(address: str) -> str:
+    return address.partition("/p2p/")[0]
+
+
+def _pipeline_limits(run: RunConfig) -> PipelineLimits:
+    """Enough in flight to keep every stage busy, few enough that steps do not mix."""
+    in_flight = max(2, IN_FLIGHT_PER_STAGE * run.stages)
+    return PipelineLimits(in_flight_max=in_flight, forward_queue_max=max(2, in_flight // 2))

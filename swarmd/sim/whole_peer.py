@@ -1,0 +1,60 @@
+"""The whole peer in the simulator: the very PeerMachine that the daemon runs, made by a factory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from swarmd.protocols import lease_limits
+from swarmd.protocols.leases import LeaseBook
+from swarmd.protocols.membership import Membership
+from swarmd.protocols.membership_limits import MembershipLimits
+from swarmd.protocols.messages.gossip import PeerRecord
+from swarmd.protocols.peer import PeerMachine, PeerSetup
+from swarmd.protocols.pipeline_shape import PipelineLimits
+from swarmd.sim.cluster import Factory, PeerSpec
+
+StageOf = Callable[[PeerSpec], int | None]
+
+
+def whole_factory(
+    limits: MembershipLimits,
+    stage_of: StageOf,
+    pipeline_limits: PipelineLimits | None = None,
+) -> Factory:
+    """`stage_of` says which stage a peer asks for; None: as the swarm decides."""
+
+    def make(spec: PeerSpec) -> PeerMachine:
+        own = PeerRecord(
+            peer=spec.peer,
+            incarnation=spec.incarnation,
+            version=0,
+            run_id=spec.shape.run_id,
+            name=spec.name,
+            phase="joining",
+            addresses=spec.addresses,
+            recent_starts=spec.recent_starts,
+        )
+        membership = Membership(own, limits, spec.sign, spec.verify, spec.rng)
+        leases = LeaseBook(
+            spec.peer,
+            spec.incarnation,
+            spec.shape,
+            lease_limits.local(limits.dead_after_s),
+            sign=spec.sign,
+            verify=spec.verify,
+        )
+        setup = PeerSetup(
+            shape=spec.shape,
+            run_body=b"simulated",
+            entries=dict(spec.entries),
+            stage=stage_of(spec),
+            pipeline_limits=pipeline_limits or PipelineLimits(),
+        )
+        return PeerMachine(setup, membership, leases, spec.rng, spec.now_s)
+
+    return make
+
+
+def fixed_map(stages: Mapping[str, int]) -> StageOf:
+    """By peer name."""
+    return lambda spec: stages[spec.name]
