@@ -158,7 +158,8 @@ class TheUndisturbedLive:
                 accused.disturbed_until_s,
                 moment.peer.disturbed_until_s,
             )
-            if accused.answers and disturbed_s < now_s:
+            is_honest = accused.twist is None
+            if is_honest and accused.answers and disturbed_s < now_s:
                 return f"holds {accused.name} for dead, and it is well"
         return None
 

@@ -2,7 +2,7 @@
 
 It keeps the promises of swarmd/compute_api.py: one lane, jobs in the order of submission, slots
 read when the job was given. Graphs are remembered by what they were made from, so that a gradient
-for another graph is an `unknown_micro_batch` here as it is there. The loss falls with the steps taken.
+for another graph is an `unknown_micro_batch` here as it is there. The loss falls with the steps.
 """
 
 from __future__ import annotations

@@ -56,6 +56,18 @@ class Liar:
         entry = self.peer.machine.membership.roster.get(victim.peer)
         return None if entry is None else entry.signed
 
+    def rumour(self, victim: SimPeer, record: PeerRecord, verdict: str, accuser: PeerId) -> Rumour:
+        """An accusation in somebody's name, signed with the liar's own key."""
+        bare = Rumour(
+            peer=victim.peer,
+            incarnation=record.incarnation,
+            refutation=record.refutation,
+            verdict=verdict,
+            accuser=accuser,
+        )
+        text = self.cluster.shape.run_id.encode() + wire.encode(bare)
+        return replace(bare, signature=signature_of(self.peer.peer, text))
+
     def sign(self, record: PeerRecord) -> SignedRecord:
         """With its own key, whatever the record says."""
         body = wire.encode(record)
@@ -83,22 +95,17 @@ def _foreign(liar: Liar, message: Message) -> Message:
 
 
 def _accuse(liar: Liar, message: Message) -> Message:
-    """The dead are many, says the liar. -> they refute, and nobody dies."""
+    """Calls others dead, in its own name and in others'. -> bad_signature; the accused refute, and
+    soon the liar has no credit left."""
     victim = liar.victim()
     held = liar.record_of(victim)
     if held is None or not isinstance(message, Probe | Ack | Gossip):
         return message
     record = read_record(held.body)
     rumours = tuple(
-        Rumour(
-            peer=victim.peer,
-            incarnation=record.incarnation,
-            refutation=record.refutation,
-            verdict=verdict,
-            accuser=accuser,
-        )
+        liar.rumour(victim, record, verdict, accuser)
         for verdict in ("suspect", "dead")
-        for accuser in (liar.peer.peer, PeerId("12D3KooWnobody"))
+        for accuser in (liar.peer.peer, liar.victim().peer)
     )
     return replace(message, rumours=(*message.rumours, *rumours))
 

@@ -11,7 +11,7 @@ from swarmd.protocols.messages import Message, gossip
 
 FLAT_BYTES = 96
 RECORD_EXTRA_BYTES = 24
-RUMOUR_BYTES = 190
+RUMOUR_BYTES = 268
 _EMPTY = {
     gossip.Probe: 16,
     gossip.Ack: 16,
