@@ -66,7 +66,7 @@ def acquire_lock(home: Home, *, started_at: str, version: str, wait: bool = Fals
         if held is not None:
             break
         if not wait and time.monotonic() >= deadline_s:
-            raise _busy(home)
+            raise busy_error(home)
         time.sleep(_PAUSE_S)
     holder = {"pid": os.getpid(), "started_at": started_at, "version": version, "home": str(home)}
     os.ftruncate(held[0], 0)
@@ -93,6 +93,19 @@ def holder_of(home: Home) -> Holder | None:
 def is_held(home: Home) -> bool:
     """Whether a living daemon holds the home."""
     return holder_of(home) is not None
+
+
+def busy_error(home: Home) -> UserError:
+    """Who holds it, since when, and what can be done. Exit 75."""
+    holder = holder_of(home) or Holder()
+    who = "another daemon" if holder.pid is None else f"the daemon with pid {holder.pid}"
+    since = f", since {holder.started_at}" if holder.started_at else ""
+    return UserError(
+        f"the home {home} is held by {who}{since}",
+        code="home_busy",
+        exit_code=75,
+        hint="`swarmd status` shows it, `swarmd leave` stops it, `--wait-lock` waits for it",
+    )
 
 
 def read_lock_file(path: Path) -> dict[str, object]:
@@ -172,16 +185,4 @@ def _read_holder(descriptor: int) -> Holder:
         pid if isinstance(pid, int) else None,
         started_at if isinstance(started_at, str) else None,
         version if isinstance(version, str) else None,
-    )
-
-
-def _busy(home: Home) -> UserError:
-    holder = holder_of(home) or Holder()
-    who = "another daemon" if holder.pid is None else f"the daemon with pid {holder.pid}"
-    since = f", since {holder.started_at}" if holder.started_at else ""
-    return UserError(
-        f"the home {home} is held by {who}{since}",
-        code="home_busy",
-        exit_code=75,
-        hint="`swarmd status` shows it, `swarmd leave` stops it, `--wait-lock` waits for it",
     )

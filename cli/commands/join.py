@@ -1,0 +1,136 @@
+"""`swarmd join [RUN]`: be a peer.
+
+Everything that can be wrong on the command line is found before anything is touched. The daemon
+itself (swarmd/daemon.py) is loaded only then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from swarmd.cli.framework import Parsed, Session, argument, command, option
+from swarmd.settings import SETTINGS, Setting
+
+if TYPE_CHECKING:
+    from swarmd.peer_config import PeerConfig
+    from swarmd.run_source import RunSource
+
+_F = TypeVar("_F", bound=Callable[..., Any])
+
+
+def _spec(text: str) -> str:
+    from swarmd.injection import parse_injection
+
+    return parse_injection(text).text
+
+
+def _settings(function: _F) -> _F:
+    """A flag for every setting (swarmd/settings.py), in its order."""
+    for setting in reversed(SETTINGS):
+        if setting.name != "run":  # the argument RUN
+            function = _flag(setting)(function)
+    return function
+
+
+def _flag(setting: Setting) -> Callable[[_F], _F]:
+    if setting.is_switch:
+        return option(setting.flag, setting.name, is_flag=True, default=None, help=setting.help)
+    return option(
+        setting.flag,
+        setting.name,
+        type=Parsed(setting.grammar.metavar, setting.grammar.parse),
+        multiple=setting.is_repeatable,
+        help=setting.help,
+    )
+
+
+@command(section="Taking part")
+@argument("run", metavar="[RUN]", required=False)
+@option("--first", is_flag=True, help="Found the swarm. Without it a peer never founds one.")
+@_settings
+@option("--detach", is_flag=True, help="Return once the daemon answers.")
+@option("--wait-lock", is_flag=True, help="Wait for a busy home rather than fail with 75.")
+@option("--stay", is_flag=True, hidden=True, help="Stay when the run is complete.")
+@option(
+    "--inject", metavar="SPEC", multiple=True, type=Parsed("SPEC", _spec),
+    help="A fault on purpose, in runs that allow it.",
+)  # fmt: skip
+def join(
+    session: Session,
+    run: str | None,
+    first: bool,
+    detach: bool,
+    wait_lock: bool,
+    stay: bool,
+    inject: tuple[str, ...],
+    **flags: Any,
+) -> int:
+    """Start the daemon and take part in a run.
+
+    It stays in the foreground. RUN is a run link, a run file, or the name of a run this home
+    knows; default: the last one. --timeout is how long to try to join. Drains and ends at Ctrl-C or
+    SIGTERM; a second one ends it at once.
+    """
+    config = _config(session, flags)
+    source = _source(session, run or config.run, config, first)
+    if detach:
+        from swarmd.cli.detach import join_detached
+
+        return join_detached(session, source if run else None)
+    return _run_daemon(session, source, config, first, wait_lock, stay, inject)
+
+
+def _config(session: Session, flags: dict[str, Any]) -> PeerConfig:
+    from swarmd.peer_config import effective_config
+
+    given = {name: value for name, value in flags.items() if value not in (None, ())}
+    effective = effective_config(session.home, flags=given)
+    for warning in effective.warnings:
+        session.printer.warn(warning)
+    return effective.config
+
+
+def _source(session: Session, run: str | None, config: PeerConfig, first: bool) -> RunSource:
+    from swarmd.run_source import require_way_in, resolve_run
+
+    source = resolve_run(session.home, run, config.peer)
+    require_way_in(source, session.home, is_founder=first, has_lan=config.lan_discovery)
+    return source
+
+
+def _run_daemon(
+    session: Session,
+    source: RunSource,
+    config: PeerConfig,
+    first: bool,
+    wait_lock: bool,
+    stay: bool,
+    inject: tuple[str, ...],
+) -> int:
+    from swarmd.drop_writer import DropWriter
+    from swarmd.home_lock import busy_error, is_held
+
+    if is_held(session.home) and not wait_lock:
+        raise busy_error(session.home)  # before the second it takes to load the daemon
+
+    from swarmd.daemon import JoinRequest, run_daemon
+
+    talk = DropWriter(2)
+    try:
+        return run_daemon(
+            JoinRequest(
+                home=session.home,
+                config=config,
+                run=source,
+                is_first=first,
+                timeout_s=session.options.timeout_s,
+                inject=inject,
+                waits_for_lock=wait_lock,
+                stays=stay,
+                is_verbose=session.printer.is_verbose,
+                say=(lambda line: None) if session.printer.is_quiet else talk.write_line,
+            )
+        )
+    finally:
+        talk.close()

@@ -1,0 +1,33 @@
+"""`swarmd plan`: the stage map, and why a move is or is not made."""
+
+from __future__ import annotations
+
+from swarmd.cli.framework import Session, command
+
+
+@command(section="Looking")
+def plan(session: Session) -> None:
+    """The present and the proposed stage map, the gain, and why."""
+    found = session.ask("plan")
+    if session.is_json:
+        session.printer.object(found)
+        return
+    from swarmd.cli import format as f
+    from swarmd.cli.layout import table
+    from swarmd.json_record import from_plain
+    from swarmd.records import Plan, PlannedStage
+
+    proposal = from_plain(Plan, found)
+
+    def tails(stage: PlannedStage | None) -> str:
+        return " ".join(f"·{peer[-4:]}" for peer in stage.peers) if stage else f.UNKNOWN
+
+    proposed = {stage.stage: stage for stage in proposal.proposal}
+    rows = [(str(now.stage), tails(now), tails(proposed.get(now.stage))) for now in proposal.map]
+    for line in table(("STAGE", "NOW", "PROPOSED"), rows, right=[0]):
+        session.printer.line(line)
+    session.printer.line()
+    gain = "" if proposal.gain_share is None else f", gain {f.percent(proposal.gain_share)}"
+    session.printer.line(f"{proposal.decision}{gain}: {proposal.why}")
+    if proposal.next_check_s is not None:
+        session.printer.line(f"looks again in {f.duration(proposal.next_check_s)}")

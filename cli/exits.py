@@ -1,0 +1,146 @@
+"""The one place where an error becomes an exit status, a line for people, an object for programs.
+
+Codes and names are those of docs/cli.md section 6. Whatever is raised ends here; nothing else calls
+sys.exit.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from dataclasses import dataclass, field
+from typing import Any
+
+import click
+
+from swarmd.errors import (
+    ComputeError,
+    DiskFull,
+    NotPermitted,
+    StoreError,
+    SwarmdError,
+    TransportError,
+    UserError,
+)
+from swarmd.units import BadValue
+
+OK = 0
+FAILED = 1
+USAGE = 2
+NO_DAEMON = 3
+UNHEALTHY = 4
+DRAIN_INCOMPLETE = 5
+INVARIANT_BROKEN = 10
+TARGET_MISSED = 11
+PEER_CRASHED = 12
+UNREACHABLE = 69
+TRY_AGAIN = 75
+REFUSED = 77
+BAD_CONFIG = 78
+TIMED_OUT = 124
+INTERRUPTED = 130
+TERMINATED = 143
+
+
+class Terminated(BaseException):
+    """SIGTERM, for commands that are not the daemon."""
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """An error as the outside sees it."""
+
+    code: str
+    exit_code: int
+    message: str
+    hint: str = ""
+    details: dict[str, Any] = field(default_factory=dict)
+    is_ours: bool = False
+    """A bug: worth a traceback."""
+
+    def lines(self) -> list[str]:
+        """For standard error."""
+        shown = " ".join(self.message.split())
+        lines = [f"swarmd: error: {shown} ({self.code})"]
+        if self.code == "no_daemon":
+            lines = [f"swarmd: {shown} ({self.code})", *_last_stop(self.details)]
+        return [*lines, *([f"hint: {self.hint}"] if self.hint else [])]
+
+
+def failure_of(error: BaseException) -> Failure:
+    """What went wrong, for anything that can be raised."""
+    match error:
+        case UserError():
+            return Failure(error.code, error.exit_code, str(error), error.hint, error.details)
+        case BadValue():
+            return Failure("usage", USAGE, str(error))
+        case click.exceptions.NoArgsIsHelpError():
+            return Failure("usage", USAGE, "no command was given", _usage_hint(error))
+        case click.UsageError():
+            return Failure("usage", USAGE, _usage_text(error), _usage_hint(error))
+        case click.Abort() | KeyboardInterrupt():
+            return Failure("interrupted", INTERRUPTED, "interrupted")
+        case Terminated():
+            return Failure("terminated", TERMINATED, "terminated")
+        case click.ClickException():
+            return Failure("failed", error.exit_code, error.format_message())
+        case DiskFull():
+            return Failure("disk_full", FAILED, str(error), "free some space")
+        case NotPermitted():
+            return Failure("not_permitted", FAILED, str(error))
+        case StoreError():
+            return Failure("store_failed", FAILED, str(error))
+        case ComputeError():
+            return Failure(error.code, FAILED, error.text or str(error))
+        case TransportError():
+            return Failure(error.cause, FAILED, str(error))
+        case SwarmdError():
+            return Failure(str(getattr(error, "code", "failed")), FAILED, str(error))
+        case _:
+            text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+            return Failure(
+                "internal_error", FAILED, text, "`-v` shows where it happened", is_ours=True
+            )
+
+
+def traceback_of(error: BaseException) -> list[str]:
+    return "".join(traceback.format_exception(error)).rstrip().split("\n")
+
+
+def drop_output() -> None:
+    """After a closed pipe: what Python still holds goes nowhere, and without a complaint."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            os.dup2(nowhere, stream.fileno())
+        except (OSError, ValueError):  # not a real file: a test's
+            continue
+    os.close(nowhere)
+
+
+def _usage_text(error: click.UsageError) -> str:
+    if isinstance(error, click.NoSuchOption):
+        from swarmd.peer_config import is_run_key
+
+        name = error.option_name.lstrip("-").replace("-", "_")
+        if is_run_key(name):
+            return f"{error.option_name} belongs to the run, which is equal on every peer"
+    return error.format_message().rstrip(".")
+
+
+def _usage_hint(error: click.UsageError) -> str:
+    path = error.ctx.command_path if error.ctx is not None else "swarmd"
+    return f"`{path} --help` shows what it takes"
+
+
+def _last_stop(details: dict[str, Any]) -> list[str]:
+    """`  last stop   3 min ago, drained, exit 0`."""
+    from swarmd.cli.format import ago
+
+    last = details.get("last_exit")
+    if not isinstance(last, dict):
+        return []
+    return [
+        f"  last stop   {ago(last.get('at'))}, {last.get('code')}, exit {last.get('exit_code')}"
+    ]

@@ -1,0 +1,101 @@
+"""What `leave`, `drain` and `finish` share: waiting for a drain, and telling what came of it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from swarmd.cli import exits
+from swarmd.cli import format as f
+from swarmd.cli.framework import Session
+from swarmd.errors import UserError
+from swarmd.named_limits import WAN
+
+POLL_S = 0.05
+MARGIN_S = 10.0
+"""Goodbye, checkpoint and an unhurried machine, above deadline and grace."""
+
+
+def ask(
+    session: Session, request: str, args: Mapping[str, Any], deadline_s: float | None
+) -> dict[str, Any]:
+    """The leave record. Ends early if the daemon does: then how it ended is in its last exit."""
+    from swarmd.local_api.client import NoDaemon
+
+    drain_s = WAN.drain_deadline_s if deadline_s is None else deadline_s
+    try:
+        return session.ask(request, args, timeout_s=drain_s + WAN.stop_grace_s + MARGIN_S)
+    except NoDaemon as error:
+        last = error.details["last_exit"]
+        if last is None or not _was_here(session):
+            raise
+        return _record(last)
+
+
+def wait_until_gone(session: Session, code: int) -> int:
+    """The daemon's own exit status, once nobody holds the home."""
+    from swarmd.home_files import read_last_exit
+    from swarmd.home_lock import holder_of
+
+    wait_s = session.options.timeout_s or WAN.stop_grace_s + MARGIN_S
+    deadline_s = time.monotonic() + wait_s
+    while holder_of(session.home) is not None:
+        if time.monotonic() >= deadline_s:
+            raise UserError(
+                f"the daemon has drained but is not gone after {wait_s:g} s",
+                code="timed_out",
+                exit_code=exits.TIMED_OUT,
+                hint="`swarmd status` shows what it does",
+            )
+        time.sleep(POLL_S)
+    last = read_last_exit(session.home)
+    return code if last is None else last.exit_code
+
+
+def exit_code(found: Mapping[str, Any]) -> int:
+    code = found.get("exit_code")
+    return code if isinstance(code, int) else exits.FAILED
+
+
+def show(session: Session, found: Mapping[str, Any]) -> None:
+    """The record, or one line a fact."""
+    if session.is_json:
+        session.printer.object(found)
+        return
+    outcome = str(found.get("outcome", "done")).replace("_", " ")
+    facts = [
+        ("finished", found.get("micro_batches_finished"), "micro-batch", "micro-batches"),
+        ("returned", found.get("leases_returned"), "lease", None),
+    ]
+    shown = [f"{word} {f.plural(n, one, many)}" for word, n, one, many in facts if n is not None]
+    handed = [f"·{peer[-4:]}" for peer in found.get("state_handed_to") or []]
+    if handed:
+        shown.append(f"state handed to {', '.join(handed)}")
+    if found.get("drain_s") is not None:
+        shown.append(f"in {f.duration(found['drain_s'])}")
+    session.printer.line(" · ".join([outcome, *shown]))
+    dropped = {name: count for name, count in (found.get("dropped") or {}).items() if count}
+    if dropped:
+        listed = ", ".join(f"{count} {name}" for name, count in sorted(dropped.items()))
+        session.printer.line(f"dropped {listed}")
+
+
+def _was_here(session: Session) -> bool:
+    """The daemon went while it was asked: its last exit is newer than this command."""
+    from swarmd.home_files import read_last_exit
+    from swarmd.json_record import unix_s
+
+    last = read_last_exit(session.home)
+    return last is not None and unix_s(last.at) >= session.started_unix_s
+
+
+def _record(last: Mapping[str, Any]) -> dict[str, Any]:
+    from swarmd.json_record import render
+    from swarmd.records import Leave
+
+    code = str(last.get("code"))
+    outcome = {"run_complete": "drained"}.get(code, code)
+    if outcome not in ("drained", "drain_incomplete"):
+        outcome = "stopped_now"
+    return render(Leave(outcome=outcome, exit_code=int(last["exit_code"])))  # type: ignore[arg-type]

@@ -1,0 +1,120 @@
+"""`swarmd`: finds the command, runs it, and turns whatever happens into an exit status.
+
+Commands are the files of cli/commands; each is loaded when it is named. Reading commands load
+neither torch nor libp2p nor trio, so that they answer in a fraction of a second.
+"""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+import signal
+import sys
+from typing import Any, NoReturn
+
+import click
+
+from swarmd.cli import commands, exits
+from swarmd.cli.framework import SECTIONS, Group, Session
+from swarmd.cli.output import Printer
+
+
+class Root(Group):
+    """Every file in cli/commands is a command."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        found = [item.name for item in pkgutil.iter_modules(commands.__path__)]
+        return sorted(name.replace("_", "-") for name in found)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in self.list_commands(ctx):
+            return None
+        stem = cmd_name.replace("-", "_")
+        module = importlib.import_module(f"swarmd.cli.commands.{stem}")
+        found: click.Command = getattr(module, stem)
+        return found
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        known = [self.get_command(ctx, name) for name in self.list_commands(ctx)]
+        for section in SECTIONS:
+            rows = [
+                (command.name or "", command.get_short_help_str(90))
+                for command in known
+                if command is not None and getattr(command, "section", "") == section
+            ]
+            if rows:
+                with formatter.section(section):
+                    formatter.write_dl(rows)
+
+
+def _root(session: Session) -> None:
+    """A peer daemon for permissionless swarm training of language models.
+
+    Start with `swarmd doctor`, then `swarmd join LINK`. `swarmd local` tries everything on this
+    machine.
+    """
+
+
+root = Root(
+    name="swarmd",
+    callback=click.pass_obj(_root),
+    help=_root.__doc__,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 96},
+)
+
+
+def run(argv: list[str], printer: Printer | None = None) -> int:
+    """One command line, in this process. Returns the exit status; raises nothing."""
+    session = Session(argv, printer)
+    try:
+        result: Any = root.main(argv, prog_name="swarmd", obj=session, standalone_mode=False)
+        return result if isinstance(result, int) else exits.OK
+    except BrokenPipeError:
+        exits.drop_output()
+        return exits.OK
+    except SystemExit as error:
+        return error.code if isinstance(error.code, int) else exits.FAILED
+    except BaseException as error:  # everything ends here, as one line and a status
+        return _report(session, error)
+
+
+def _report(session: Session, error: BaseException) -> int:
+    failure = exits.failure_of(error)
+    printer = session.printer
+    is_json = printer.is_json or any(arg.split("=")[0] == "--json" for arg in session.argv)
+    try:
+        if is_json:
+            printer.object(_error_object(failure))
+        printer.error(failure.lines())
+        if printer.is_verbose and failure.code not in ("interrupted", "terminated"):
+            printer.error(exits.traceback_of(error))
+    except BrokenPipeError:
+        exits.drop_output()
+    return failure.exit_code
+
+
+def _error_object(failure: exits.Failure) -> dict[str, Any]:
+    from swarmd.json_record import plain, render
+    from swarmd.records import ErrorPart, ErrorRecord
+
+    return render(
+        ErrorRecord(
+            error=ErrorPart(
+                code=failure.code,
+                exit_code=failure.exit_code,
+                message=failure.message,
+                hint=failure.hint or None,
+                details=plain(failure.details),
+            )
+        )
+    )
+
+
+def _terminate(number: int, frame: object) -> NoReturn:
+    raise exits.Terminated
+
+
+def main() -> NoReturn:
+    """The console script. The daemon puts its own signal handlers in place of this one."""
+    signal.signal(signal.SIGTERM, _terminate)
+    sys.exit(run(sys.argv[1:]))

@@ -1,0 +1,249 @@
+"""`swarmd status` for people: this peer and its swarm in about 20 lines (docs/cli.md 17.1).
+
+Where the peer trains, what it does leads; where not, why. Lines nobody has measured yet are left
+out, single unknown values are `-`.
+"""
+
+from __future__ import annotations
+
+from swarmd.cli import format as f
+from swarmd.cli.layout import bar, row, wrap
+from swarmd.cli.output import Printer, harmless
+from swarmd.health import HealthItem
+from swarmd.status import Status
+
+_BAR_WIDTH = 20
+_STATE_STYLES = {
+    "training": ("bold", "green"),
+    "failed": ("bold", "red"),
+    "waiting": ("bold", "yellow"),
+}
+_HEADER_GAP = " " * 12
+
+
+def status_lines(status: Status, printer: Printer) -> list[str]:
+    """The whole picture."""
+    width = printer.width
+    return [
+        *_header(status, width),
+        "",
+        *_state(status, printer, width),
+        *_round(status, width),
+        *_training(status, width),
+        *_swarm(status, width),
+        *_counted(status, width),
+        *_health(status, printer, width),
+        *_injections(status, width),
+    ]
+
+
+def _header(status: Status, width: int) -> list[str]:
+    parts = [f.peer(status.peer.name, status.peer.id)]
+    if status.run.id:
+        parts.append(f"run {f.run(status.run.name, status.run.id)}")
+    parts.append(f"up {f.duration(status.time.uptime_s)}")
+    line = _HEADER_GAP.join(parts)
+    return [line] if len(line) <= width else [SEPARATED.join(parts)]
+
+
+SEPARATED = "  "
+
+
+def _state(status: Status, printer: Printer, width: int) -> list[str]:
+    label = printer.style(
+        (status.state or "unknown").upper().ljust(11), *_STATE_STYLES.get(status.state, ("bold",))
+    )
+    stage, reason = status.stage, status.reason
+    if status.state == "training" and reason.code == "training" and stage is not None:
+        layers = f"layers {stage.layers[0]}-{stage.layers[1]}" if stage.layers else None
+        replicas = None if stage.replicas is None else f.plural(stage.replicas, "replica")
+        micro_batch = status.peer.device.micro_batch
+        lines = row(
+            "",
+            [
+                f"stage {stage.index} of {status.run.stages}",
+                layers,
+                replicas,
+                None if micro_batch is None else f"micro-batch {micro_batch}",
+            ],
+            width,
+        )
+        return [f"  {label}{lines[0].strip()}", *lines[1:]]
+    follow = " " * 13
+    text = f"{harmless(reason.text or '')} ({reason.code}) for {f.duration(reason.for_s)}"
+    first, *rest = wrap(text, width, first=follow, follow=follow)
+    lines = [f"  {label}{first.strip()}", *rest]
+    if reason.eta_s is not None:
+        lines.append(f"{follow}{f.about(reason.eta_s)} left")
+    if reason.retry_in_s is not None:
+        lines.append(f"{follow}next try in {f.duration(reason.retry_in_s)}")
+    for address in reason.subject.addresses:
+        lines.append(f"{follow}{address.get('addr')}  {address.get('cause')}")
+    if reason.hint:
+        lines += wrap(harmless(reason.hint), width, first=f"{follow}hint: ", follow=follow)
+    return lines
+
+
+def _round(status: Status, width: int) -> list[str]:
+    progress = status.progress
+    if progress.outer_round is None:
+        return []
+    number = str(progress.outer_round).ljust(5)
+    if status.state != "training":
+        since = f.clock(status.reason.since)
+        return row("round", [f"{number}standing still since {since}"], width)
+    steps = status.run.inner_steps
+    if progress.inner_step is None or not steps:
+        return row("round", [number.strip()], width)
+    done = progress.inner_step % steps
+    if done == 0 and progress.inner_step and progress.round_phase not in (None, "inner"):
+        done = steps
+    left = "" if progress.eta_s is None else f"   {f.about(progress.eta_s)} left"
+    text = f"{number}{bar(done / steps, _BAR_WIDTH)}  {done} of {steps} steps{left}"
+    return row("round", [text], width)
+
+
+def _training(status: Status, width: int) -> list[str]:
+    progress, speed, traffic = status.progress, status.throughput, status.communication
+    total, last = traffic.total, traffic.last_round
+    lines: list[str] = []
+    if progress.loss is not None:
+        lines += row(
+            "loss",
+            [
+                f"{f.number(progress.loss)} now",
+                f"{f.number(progress.loss_first)} at first",
+                None if progress.loss_heldout is None else f"{progress.loss_heldout:.3f} held out",
+                None
+                if progress.disagreement is None
+                else f"disagreement {progress.disagreement:.2g}",
+            ],
+            width,
+        )
+    if status.state == "training" and speed.tokens_per_s_self is not None:
+        lines += row(
+            "speed",
+            [
+                f"{f.scaled(speed.tokens_per_s_self)} tok/s here",
+                f"{f.scaled(speed.tokens_per_s_swarm)} tok/s swarm",
+                f"MFU {f.percent(speed.mfu)}",
+                f"utilisation {f.percent(speed.compute_utilisation)}",
+            ],
+            width,
+        )
+    if traffic.comm_s_per_round is not None:
+        planned, included = len(status.last_round.planned), len(status.last_round.included)
+        blocking = f"{f.number(last.blocking_s, 1)} s blocking"
+        lines += row(
+            "exchange",
+            [
+                f"{blocking} of {f.number(traffic.comm_s_per_round, 1)} s per round",
+                f"last round {included} of {planned} replicas" if planned else None,
+            ],
+            width,
+        )
+    if total.wire_bytes_sent is not None:
+        sent = f"sent {f.size(total.wire_bytes_sent)} for {f.size(total.raw_bytes_sent)} raw"
+        lines += row(
+            "traffic",
+            [
+                f"{sent} ({f.ratio(total.compression_ratio)})",
+                f"received {f.size(total.wire_bytes_received)}",
+            ],
+            width,
+        )
+    return [*_transfer(status, width), *lines]
+
+
+def _transfer(status: Status, width: int) -> list[str]:
+    transfer = status.state_transfer
+    if status.state != "syncing" or transfer.bytes_total is None:
+        return []
+    done = f"{f.size(transfer.bytes_done)} of {f.size(transfer.bytes_total)}"
+    donors = f.plural(len(transfer.donors), "donor")
+    return row("state", [f"{done} from {donors}"], width)
+
+
+def _swarm(status: Status, width: int) -> list[str]:
+    peers = status.peers
+    if peers.alive is None:
+        return []
+    suspect = f" ({peers.suspect} suspect)" if peers.suspect else ""
+    stages = None
+    if status.state != "training" and status.stage_map:
+        stages = "stages " + " ".join(f"{held.stage}:{held.alive}" for held in status.stage_map)
+    return row(
+        "swarm",
+        [
+            f"{peers.alive} alive{suspect}",
+            None if peers.contributing is None else f"{peers.contributing} contributing",
+            f.plural(peers.observers, "observer") if peers.observers else None,
+            stages,
+        ],
+        width,
+    )
+
+
+def _counted(status: Status, width: int) -> list[str]:
+    counted, faults, totals = status.contribution, status.faults, status.totals
+    lines: list[str] = []
+    if counted.micro_batches is not None:
+        rounds = [totals.rounds_committed, totals.rounds_partial, totals.rounds_skipped]
+        known = [number for number in rounds if number is not None]
+        of_all = f" of {sum(known)}" if known else ""
+        lines += row(
+            "counted",
+            [
+                f"{f.count(counted.micro_batches)} micro-batches",
+                f"{f.count(counted.tokens)} tokens",
+                f"{f.count(counted.rounds)}{of_all} rounds",
+            ],
+            width,
+        )
+    if faults.count:
+        redone, lost = faults.redone_micro_batches, faults.lost_micro_batches
+        lines += row(
+            "faults",
+            [
+                str(faults.count),
+                None
+                if faults.recovery_s_max is None
+                else f"slowest recovery {f.duration(faults.recovery_s_max)}",
+                None if redone is None else f"{redone} micro-batches redone",
+                None if lost is None else f"{lost} lost",
+            ],
+            width,
+        )
+    return lines
+
+
+def _health(status: Status, printer: Printer, width: int) -> list[str]:
+    items = status.health.items
+    if not items:
+        return []
+    bad = sum(item.severity == "bad" for item in items)
+    counts = [f.plural(bad, "problem")] if bad else []
+    if len(items) > bad:
+        counts.append(f.plural(len(items) - bad, "warning"))
+    lines = ["", "  " + ", ".join(counts)]
+    for item in items:
+        lines += _item(item, printer, width)
+    return lines
+
+
+def _item(item: HealthItem, printer: Printer, width: int) -> list[str]:
+    style = "red" if item.severity == "bad" else "yellow"
+    mark = "BAD " if item.severity == "bad" else ""
+    code = f"{mark}{item.code}"
+    head = printer.style(code, style) + " " * max(2, 14 - len(code))
+    follow = " " * 18
+    text = "; ".join(part for part in (item.text, item.impact) if part)
+    first, *rest = wrap(harmless(text), width, first=follow, follow=follow)
+    lines = [f"    {head}{first.strip()}", *rest]
+    if item.fix:
+        lines += wrap(harmless(item.fix), width, first=f"{follow}fix: ", follow=f"{follow}     ")
+    return lines
+
+
+def _injections(status: Status, width: int) -> list[str]:
+    return row("injected", list(status.injection), width)
