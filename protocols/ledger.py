@@ -1,0 +1,350 @@
+"""Who has done which micro-batch: the same answer on every peer, whatever the order of the news.
+
+The ledger is a set of entries, one for each (round, peer, incarnation), and the highest version of
+each stands. Joining two ledgers is therefore commutative, associative and idempotent. Each entry is
+signed by the peer it speaks of: nobody can claim or deny work in another's name. All else follows
+from the entries:
+
+    done of a round     the union of what its entries have done: an index counts once
+    lost                what an entry has given up for good and nobody has done
+    ended               done or lost; a round has ended when every index of it has
+    processed twice     what the entries have done in sum, less the union: never hidden
+    loss of a round     the entries' loss sums over the entries' samples
+
+Rounds that have ended and have been for a while are kept in sum only
+(`roll_up`), so the ledger's size does not grow with the run. Of two peers that have rolled up to
+different rounds the one further on knows enough for both.
+
+Held-out micro-batches are scored one by one: if two peers scored the same, the entry with the
+smaller key counts.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from swarmd.protocols.errors import RemoteProtocolError
+from swarmd.protocols.ids import MicroBatchId, PeerId
+from swarmd.protocols.intervals import EMPTY, IndexSet
+from swarmd.protocols.ledger_entries import Entry, EntryKey, read_entry
+from swarmd.protocols.messages.ledger import (
+    FINGERPRINT_BYTES,
+    LOST_RANGES_MAX,
+    ROUNDS_IN_DETAIL_MAX,
+    WRITERS_MAX,
+    HeldOutScore,
+    LedgerDigest,
+    LedgerTotals,
+    LostRange,
+    RoundDigest,
+    SignedEntry,
+    WriterTotals,
+)
+from swarmd.protocols.run_shape import RunShape
+
+ROUNDS_KEPT = 8
+"""Rounds in detail behind the last settled one: for late news, and for who asks for their loss."""
+ROUNDS_AHEAD_MAX = 64
+"""Entries further ahead of what is settled here are not held; totals bring us there first."""
+
+Verify = Callable[[PeerId, bytes, bytes], bool]
+"""(peer, body, signature): did this peer's key make this signature over this body?"""
+
+
+@dataclass(slots=True)
+class RoundLedger:
+    """One round in detail. Changed by Ledger only."""
+
+    entries: dict[EntryKey, Entry] = field(default_factory=dict)
+    done: IndexSet = EMPTY
+    ended: IndexSet = EMPTY
+    fingerprint: int = 0
+    """Sum of the signed entries' fingerprints modulo 2^64."""
+
+
+class Totals(NamedTuple):
+    """Work of one peer, counted in full each time it was done."""
+
+    micro_batches: int = 0
+    samples: int = 0
+    rounds: int = 0
+
+    def plus(self, other: Totals) -> Totals:
+        return Totals(*(a + b for a, b in zip(self, other, strict=True)))
+
+
+class Ledger:
+    """Entries and what follows from them. No timers, no messages of its own: see leases.py."""
+
+    def __init__(self, shape: RunShape, verify: Verify) -> None:
+        self.shape = shape
+        self._verify = verify
+        self._rounds: dict[int, RoundLedger] = {}
+        self.base = 0
+        """Rounds below are known in sum only, and have ended."""
+        self._settled = 0
+        self._totals: dict[PeerId, Totals] = {}
+        self._samples_twice = 0
+        self._lost: set[LostRange] = set()
+        self.counters: Counter[str] = Counter()
+        """Entries not taken, by code."""
+
+    # -------------------------------------------------------------------------------- questions
+
+    @property
+    def settled(self) -> int:
+        """The first round that has not ended."""
+        while self._settled < self.shape.rounds and self.is_ended(self._settled):
+            self._settled += 1
+        return self._settled
+
+    @property
+    def newest(self) -> int:
+        """The last round of which anybody has said anything."""
+        return max(self._rounds, default=max(0, self.settled - 1))
+
+    def all_of(self, round_number: int) -> IndexSet:
+        return IndexSet.full(self.shape.micro_batches_of_round(round_number))
+
+    def done(self, round_number: int) -> IndexSet:
+        """Of a round that is held in detail, or still to come."""
+        held = self._rounds.get(round_number)
+        return held.done if held else EMPTY
+
+    def ended(self, round_number: int) -> IndexSet:
+        """Done or lost."""
+        if round_number < self.base:
+            return self.all_of(round_number)
+        held = self._rounds.get(round_number)
+        return held.ended if held else EMPTY
+
+    def lost(self) -> list[LostRange]:
+        """Given up for good and done by nobody, in order."""
+        ranges = set(self._lost)
+        for number in self.rounds_in_detail():
+            ranges |= self._lost_in(number)
+        return sorted(ranges, key=_place)
+
+    def is_ended(self, round_number: int) -> bool:
+        return self.ended(round_number) == self.all_of(round_number)
+
+    def entries(self, round_number: int) -> list[Entry]:
+        """In the order of their keys."""
+        held = self._rounds.get(round_number)
+        return [held.entries[key] for key in sorted(held.entries)] if held else []
+
+    def get(self, key: EntryKey) -> Entry | None:
+        held = self._rounds.get(key.round)
+        return held.entries.get(key) if held else None
+
+    def rounds_in_detail(self) -> Iterator[int]:
+        return iter(sorted(self._rounds))
+
+    def loss(self, round_number: int) -> float | None:
+        """Mean loss per token over what is done, nats. None if nothing is, or no longer known."""
+        entries = self.entries(round_number)
+        samples = sum(self.samples(entry) for entry in entries)
+        return sum(entry.loss_sum for entry in entries) / samples if samples else None
+
+    def held_out_scores(self, round_number: int) -> dict[int, HeldOutScore]:
+        """By index, each once."""
+        scores: dict[int, HeldOutScore] = {}
+        for entry in self.entries(round_number):
+            for score in entry.held_out:
+                scores.setdefault(score.index, score)
+        return scores
+
+    def held_out_loss(self, round_number: int) -> float | None:
+        """Mean loss per token over the held-out micro-batches scored so far, nats."""
+        scores = self.held_out_scores(round_number).values()
+        samples = sum(score.samples for score in scores)
+        return sum(score.loss_sum for score in scores) / samples if samples else None
+
+    def held_out_is_scored(self, round_number: int) -> bool:
+        """Every held-out micro-batch of the round has its score."""
+        return len(self.held_out_scores(round_number)) == self.shape.held_out_micro_batches
+
+    def samples(self, entry: Entry) -> int:
+        """Sequences in what the entry has done."""
+        return self._samples(entry.key.round, entry.done)
+
+    def samples_twice(self, round_number: int) -> int:
+        """Samples worked on again, each further time counted."""
+        entries = self.entries(round_number)
+        in_sum = sum(self.samples(entry) for entry in entries)
+        return in_sum - self._samples(round_number, self.done(round_number))
+
+    def samples_twice_total(self) -> int:
+        return self._samples_twice + sum(map(self.samples_twice, self._rounds))
+
+    def contributions(self) -> dict[PeerId, Totals]:
+        """What each peer has done, over all its lives."""
+        totals = dict(self._totals)
+        for round_number in self.rounds_in_detail():
+            for peer, more in self._round_totals(round_number).items():
+                totals[peer] = totals.get(peer, Totals()).plus(more)
+        return totals
+
+    # ---------------------------------------------------------------------------------- entries
+
+    def check(self, signed: SignedEntry) -> Entry | None:
+        """What a peer sent, as an entry that may be put; None if it would change nothing.
+
+        Raises RemoteProtocolError: malformed, wrong_run, wrong_round, bad_signature, too_large.
+        """
+        try:
+            entry = read_entry(signed, self.shape)
+            held = self.get(entry.key)
+            if entry.key.round < self.base or (held is not None and entry.rank <= held.rank):
+                return None
+            if entry.key.round >= self.settled + ROUNDS_AHEAD_MAX:
+                self.counters["too_far_ahead"] += 1
+                return None
+            if held is None and len(self.entries(entry.key.round)) >= WRITERS_MAX:
+                raise RemoteProtocolError("too_large", f"round {entry.key.round} has many writers")
+            if not self._verify(entry.key.peer, signed.body, signed.signature):
+                raise RemoteProtocolError("bad_signature", f"entry of {entry.key.peer}")
+        except RemoteProtocolError as error:
+            self.counters[error.code] += 1
+            raise
+        return entry
+
+    def put(self, entry: Entry) -> bool:
+        """Join one entry, checked or our own. False if it is not news."""
+        if entry.key.round < self.base:
+            return False
+        held = self._rounds.setdefault(entry.key.round, RoundLedger())
+        before = held.entries.get(entry.key)
+        if before is not None and entry.rank <= before.rank:
+            return False
+        held.entries[entry.key] = entry
+        held.fingerprint = (
+            held.fingerprint + entry.fingerprint - (before.fingerprint if before else 0)
+        ) % 2**64
+        if before is not None and (before.done | before.lost) - entry.done - entry.lost:
+            # It took something back, which nobody honest does; then all of it is counted anew.
+            held.done = held.ended = EMPTY
+            self._settled = min(self._settled, entry.key.round)
+            joined = list(held.entries.values())
+        else:
+            joined = [entry]
+        for each in joined:
+            held.done |= each.done
+            held.ended |= each.done | each.lost
+        return True
+
+    # -------------------------------------------------------------------------------- comparing
+
+    def digest(self, *, answer: bool = False) -> LedgerDigest:
+        return LedgerDigest(
+            settled=self.settled,
+            rounds=tuple(
+                RoundDigest(
+                    round=number,
+                    fingerprint=self._rounds[number].fingerprint.to_bytes(FINGERPRINT_BYTES, "big"),
+                )
+                for number in self.rounds_in_detail()
+            ),
+            answer=answer,
+        )
+
+    def lacking(self, theirs: LedgerDigest) -> list[SignedEntry]:
+        """Our entries of the rounds in which the other ledger differs."""
+        known = {item.round: item.fingerprint for item in theirs.rounds}
+        lacking = []
+        for mine in self.digest().rounds:
+            is_summed_up_there = mine.round < theirs.settled and mine.round not in known
+            if known.get(mine.round) == mine.fingerprint or is_summed_up_there:
+                continue
+            entries = self.entries(mine.round)
+            lacking += [entry.signed for entry in entries if entry.signed is not None]
+        return lacking
+
+    # ---------------------------------------------------------------------------------- summing
+
+    def roll_up(self) -> None:
+        """Keep rounds in sum only that have been settled for ROUNDS_KEPT rounds."""
+        until = max(self.base, self.settled - ROUNDS_KEPT)
+        for number in [number for number in self.rounds_in_detail() if number < until]:
+            self._lost |= self._lost_in(number)
+            for peer, more in self._round_totals(number).items():
+                self._totals[peer] = self._totals.get(peer, Totals()).plus(more)
+            self._samples_twice += self.samples_twice(number)
+            del self._rounds[number]
+        self.base = until
+
+    def totals(self) -> LedgerTotals:
+        largest = sorted(self._totals, key=lambda peer: (-self._totals[peer].samples, peer))
+        return LedgerTotals(
+            rounds=self.base,
+            processed_twice=self._samples_twice,
+            writers=tuple(
+                WriterTotals(peer=peer, **self._totals[peer]._asdict())
+                for peer in sorted(largest[:WRITERS_MAX])
+            ),
+            lost=tuple(sorted(self._lost, key=_place)[:LOST_RANGES_MAX]),
+        )
+
+    def adopt(self, totals: LedgerTotals) -> bool:
+        """Join another ledger's sums. The caller answers for their truth: they are not signed.
+
+        Raises RemoteProtocolError(wrong_round) if the run has no such rounds.
+        """
+        for number in (totals.rounds - 1, *(item.round for item in totals.lost)):
+            if number >= self.shape.rounds:
+                raise RemoteProtocolError("wrong_round", f"the run has no round {number}")
+        for item in totals.lost:
+            if not item.first <= item.last < self.shape.micro_batches_of_round(item.round):
+                raise RemoteProtocolError("malformed", f"lost {item.first} to {item.last}")
+        if totals.rounds < self.base:
+            return False
+        theirs = {
+            PeerId(item.peer): Totals(item.micro_batches, item.samples, item.rounds)
+            for item in totals.writers
+        }
+        before = (self.base, self._samples_twice, dict(self._totals), set(self._lost))
+        if totals.rounds > self.base:
+            self.base, self._totals, self._samples_twice = totals.rounds, {}, 0
+            self._lost = set()
+            self._settled = max(self._settled, self.base)
+            for number in [number for number in self._rounds if number < self.base]:
+                del self._rounds[number]
+        for peer in sorted(theirs):
+            mine = self._totals.get(peer, Totals())
+            self._totals[peer] = Totals(*map(max, zip(mine, theirs[peer], strict=True)))
+        self._samples_twice = max(self._samples_twice, totals.processed_twice)
+        self._lost |= set(totals.lost)
+        return before != (self.base, self._samples_twice, self._totals, self._lost)
+
+    # ----------------------------------------------------------------------------------- inside
+
+    def _lost_in(self, round_number: int) -> set[LostRange]:
+        holes = self.ended(round_number) - self.done(round_number)
+        return {LostRange(round=round_number, first=a, last=b) for a, b in holes.ranges()}
+
+    def _samples(self, round_number: int, indices: IndexSet) -> int:
+        last = self.shape.micro_batches_of_round(round_number) - 1
+        missing = 0
+        if last in indices:
+            size = self.shape.samples_of(MicroBatchId(round_number, last))
+            missing = self.shape.micro_batch_samples - size
+        return len(indices) * self.shape.micro_batch_samples - missing
+
+    def _round_totals(self, round_number: int) -> dict[PeerId, Totals]:
+        totals: dict[PeerId, Totals] = {}
+        for entry in self.entries(round_number):
+            if entry.done:
+                mine = totals.get(entry.key.peer, Totals(rounds=1))
+                more = Totals(len(entry.done), self.samples(entry), 0)
+                totals[entry.key.peer] = mine.plus(more)
+        return totals
+
+
+def _place(lost: LostRange) -> tuple[int, int]:
+    return (lost.round, lost.first)
+
+
+assert ROUNDS_KEPT + ROUNDS_AHEAD_MAX < ROUNDS_IN_DETAIL_MAX
