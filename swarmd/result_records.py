@@ -189,6 +189,7 @@ class Local(Record):
     loss_heldout: float | None = None
     baseline_loss: float | None = None
     loss_gap_ratio: float | None = None
+    baseline_tokens_per_s: float | None = None
     tokens_total: int | None = None
     tokens_per_s: float | None = None
     compute_utilisation: Ratio | None = None

@@ -326,6 +326,8 @@ class DataPart:
     samples_completed: int | None = None
     samples_returned: int | None = None
     samples_expired: int | None = None
+    samples_repeated: int | None = None
+    """Counted more than once: the audit's repeats."""
     batch_samples_global: int | None = None
 
 

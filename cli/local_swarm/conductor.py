@@ -56,10 +56,10 @@ class Conductor:
     timed_out: bool = False
     stalled: bool = False
     worker_restarts: dict[str, int] = field(default_factory=dict)
-    losses: list[float] = field(default_factory=list)
+    training_since_s: float | None = None
+    ended_s: float = 0.0
     _moved_s: float = 0.0
     _last_step: int = -1
-    _last_round: int = 0
 
     def __post_init__(self) -> None:
         self.view = SwarmView(self.plan.stages)
@@ -87,14 +87,24 @@ class Conductor:
             time.sleep(TURN_S)
             self._turn()
 
-    def stop(self) -> None:
+    def finish(self) -> None:
         """Every peer gone, and what each said last."""
+        self.ended_s = self.elapsed_s
         for peer in self.processes.peers:
             if peer.is_running:
                 self._look_at(peer)
         self.processes.stop_all(STOP_GRACE_S)
         for peer in self.processes.peers:
             self._look_at(peer)
+        self.processes.close()
+
+    @property
+    def tokens_per_s(self) -> float | None:
+        """Of the whole swarm, from the first step seen to the end."""
+        tokens = self.view.maximum("progress.tokens_total")
+        if not tokens or self.training_since_s is None:
+            return None
+        return tokens / max(1e-3, self.ended_s - self.training_since_s)
 
     def ends(self) -> list[PeerEnd]:
         return [
@@ -113,7 +123,6 @@ class Conductor:
 
     def _start_peers(self) -> None:
         run_file = self.plan.dir / "run.toml"
-        run_file.write_text(self.plan.run_file(), encoding="utf-8")
         first = self._add_peer()
         self.processes.start(first, [str(run_file), "--first"])
         link = self._wait_for_link(first)
@@ -180,12 +189,9 @@ class Conductor:
         if progress + micro_batches != self._last_step:
             self._last_step = progress + micro_batches
             self._moved_s = self.elapsed_s
-        loss = self.view.heads_mean("progress.loss")
-        if loss is not None and (not self.losses or loss != self.losses[-1]):
-            self.losses.append(loss)
-        if self.view.round > self._last_round:
-            self._last_round = self.view.round
-            self.say(self.elapsed_s, "")
+        training = any(peer.get("state") == "training" for peer in self.view.peers)
+        if training and self.training_since_s is None:
+            self.training_since_s = self.elapsed_s
 
     def _is_over(self) -> bool:
         running = [peer for peer in self.processes.peers if peer.is_running]

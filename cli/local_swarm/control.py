@@ -12,7 +12,8 @@ from swarmd.cli.local_swarm.processes import PeerProcess
 from swarmd.cli.local_swarm.view import StatusDict, SwarmView, dig
 from swarmd.errors import SwarmdError, UserError
 from swarmd.home import home_at
-from swarmd.local_api.client import ask
+from swarmd.home_lock import is_held
+from swarmd.local_api.client import Client
 
 REPLY_S = 1.0
 """`status_reply_s`. A peer that needs longer is shown as it was."""
@@ -21,7 +22,7 @@ REPLY_S = 1.0
 def status_of(home: Path) -> StatusDict | None:
     """The peer's present status, None while it does not answer."""
     try:
-        return ask(home_at(home).socket, "status", timeout_s=REPLY_S)
+        return Client(home_at(home), timeout_s=REPLY_S).ask("status")
     except (SwarmdError, OSError):
         return None
 
@@ -45,7 +46,7 @@ def inject(home: Path, spec: str = "", *, clear: bool = False) -> bool:
     """Have a peer misbehave (docs/cli.md section 16)."""
     try:
         arguments = {"clear": True} if clear else {"specs": [spec]}
-        ask(home_at(home).socket, "inject", arguments, timeout_s=REPLY_S)
+        Client(home_at(home), timeout_s=REPLY_S).ask("inject", arguments)
     except (SwarmdError, OSError):
         return False
     return True
@@ -59,13 +60,11 @@ def signal_group(peer: PeerProcess, number: int) -> None:
 
 def live_runtime_files(home: Path) -> Iterator[Path]:
     """A socket that still accepts, a lock that somebody still holds."""
-    from swarmd.home_lock import is_held
-
     place = home_at(home)
     if is_held(place):
         yield place.lock_file
-    if place.socket.exists() and status_of(home) is not None:
-        yield place.socket
+    if place.control_socket.exists() and status_of(home) is not None:
+        yield place.control_socket
 
 
 def peer_failed_to_start(peer: PeerProcess) -> UserError:

@@ -91,6 +91,29 @@ class LocalPlan:
         return lines
 
 
+def parse_injection_target(text: str, peer_count: int) -> tuple[int, str]:
+    """`pN:SPEC` to (N, SPEC). Raises UserError (exit 2)."""
+    from swarmd.injection import parse_injection
+    from swarmd.units import BadValue
+
+    name, colon, spec = text.partition(":")
+    number = name.removeprefix("p")
+    fault = None
+    if not colon or not name.startswith("p") or not number.isdigit() or int(number) >= peer_count:
+        fault = f"has the form pN:SPEC, with p0 to p{peer_count - 1}"
+    else:
+        try:
+            return int(number), parse_injection(spec).text
+        except BadValue as error:
+            fault = str(error)
+    raise UserError(
+        f"--inject {text!r}: {fault}",
+        code="usage",
+        exit_code=2,
+        hint="a right one: p2:nan_update@round=3",
+    )
+
+
 def quoted(text: str) -> str:
     """A TOML basic string."""
     escaped = text.replace("\\", "\\\\").replace('"', '\\"')

@@ -12,9 +12,9 @@ from typing import Any
 from rich.console import Group
 from rich.table import Table
 from rich.text import Text
-from swarmd.cli.local_swarm.record import LocalResult
 
 from swarmd.cli.local_swarm.view import PeerView, SwarmView
+from swarmd.result_records import Local
 
 SPARKS = "▁▂▃▄▅▆▇"
 SPARKS_ASCII = "_.-=*#@"
@@ -98,7 +98,7 @@ def round_line(elapsed_s: float, view: SwarmView, round_number: int) -> str:
     return " ".join(parts)
 
 
-def result_lines(result: LocalResult) -> list[str]:
+def result_lines(result: Local) -> list[str]:
     """What stands at the end, in a pipe and on a terminal alike."""
     lines = []
     if result.baseline_loss is not None:

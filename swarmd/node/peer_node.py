@@ -308,7 +308,10 @@ class PeerNode:
         present = self.machine.membership.view(trio.current_time()).present()
         peers = [
             KnownPeer(
-                view.peer, view.record.name, tuple(view.record.addresses), self.reporter.now_utc()
+                peer=view.peer,
+                name=view.record.name,
+                addresses=tuple(view.record.addresses),
+                seen_at=self.reporter.now_utc(),
             )
             for view in present
             if view.peer != self.identity.peer_id
@@ -322,8 +325,7 @@ class PeerNode:
         """state/last_status.json: what was known at the end, for whoever started us."""
         status = self.reporter.last_status or self.reporter.frozen()
         if status is not None:
-            body = to_json(render(status)).encode()
-            write_bytes(self.home.state / "last_status.json", body)
+            write_bytes(self.home.last_status_file, to_json(render(status)).encode())
 
     def reason(self) -> Reason:
         """The one that is shown."""

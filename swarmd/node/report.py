@@ -366,6 +366,7 @@ class Reporter:
         return DataPart(
             leases_held=len(machine.leases.held()),
             samples_completed=audit.samples_completed,
+            samples_repeated=sum(found.last - found.first + 1 for found in audit.repeats),
             batch_samples_global=machine.shape.micro_batches_per_step
             * machine.shape.micro_batch_samples,
         )

@@ -21,7 +21,8 @@ from swarmd.errors import ComputeLost
 from swarmd.job_wire import FrameReader, pack_frame
 from swarmd.worker_spawn import SpawnedWorker, describe_exit
 
-log = logging.getLogger("swarmd.worker")
+output_log = logging.getLogger("swarmd.worker.output")
+"""What the worker prints, tracebacks included: a name of its own, for who wants it elsewhere."""
 
 READ_BYTES = 1 << 16
 LOG_LINE_BYTES_MAX = 2_000
@@ -43,8 +44,9 @@ class WorkerLimits:
     at least `job_timeout_s_min` and at most this."""
     job_timeout_s_min: float = 60.0
     job_timeout_ratio: float = 20.0
-    silence_s: float = 15.0
-    """Without a beat. Guess: torch can hold the interpreter for seconds on a starved machine."""
+    silence_s: float = 25.0
+    """Without a beat; below `stall_after_s`. Guess: copying gigabytes of state, or a starved machine,
+    can hold the interpreter for seconds."""
     loading_silence_s: float = 60.0
     stop_s: float = 3.0
     """Between asking a worker to end and killing it."""
@@ -170,7 +172,7 @@ class WorkerLife:
         text = line[:LOG_LINE_BYTES_MAX].decode(errors="replace").rstrip()
         if text:
             self._last_line = text
-            log.info("worker_output pid=%d %s", self.pid, text)
+            output_log.info("worker_output pid=%d %s", self.pid, text)
 
     async def _reap(self) -> None:
         """Bounded by EXIT_S + REAP_S."""
