@@ -63,7 +63,8 @@ class Judgement:
         self._health = health
         self._out = out
         self._rng = rng
-        self._told: dict[PeerId, Life] = {}
+        self._told: dict[PeerId, tuple[Life, float]] = {}
+        """Accused peers that we spoke to about it: which life, and when."""
         self._accused_in: Life | None = None
         self._refuted_at_s = -math.inf
         self.is_gossip_urgent = False
@@ -191,10 +192,15 @@ class Judgement:
             self.answer_accusers(now_s)
         elif not entry.is_present:
             self._news.known_by((peer, rumour.verdict), rumour, source)
-        elif self._prober.heard_recently(peer, now_s):
-            self._tell(peer, life, rumour)
+        elif self._prober.heard_recently(peer, now_s) and not self._owes_answer(peer, life, now_s):
+            self._tell(peer, life, rumour, now_s)
         elif self._is_worth_hearing(source, rumour, life, now_s):
             self._believe(entry, life, rumour, peer in strangers, now_s)
+
+    def _owes_answer(self, peer: PeerId, life: Life, now_s: float) -> bool:
+        """We told it of an accusation of that life, and it has not refuted it in due time."""
+        told_life, told_s = self._told.get(peer, ((-1, -1), 0.0))
+        return told_life >= life and now_s - told_s >= self._suspicions.timeout_s_min
 
     def _is_worth_hearing(self, source: PeerId, rumour: Rumour, life: Life, now_s: float) -> bool:
         """It is not the same voice again, is no forgery, and the accuser has credit left."""
@@ -250,20 +256,20 @@ class Judgement:
             else:
                 self._suspicions.end(peer)
 
-    def tell_the_accused(self, peer: PeerId) -> None:
+    def tell_the_accused(self, peer: PeerId, now_s: float) -> None:
         """A peer that we hold for suspect or dead speaks to us: say so, it will answer."""
         entry = self._roster.get(peer)
         if entry is None or entry.liveness in (Liveness.ALIVE, Liveness.LEFT):
             return
         life = self._suspicions.life_of(peer, entry.life)
-        if self._told.get(peer, (-1, -1)) < life:
-            verdict = str(entry.liveness)
-            self._tell(peer, life, entry.death or self._accusers.rumour(peer, life, verdict))
+        if not self._has_told(peer, life):
+            rumour = entry.death or self._accusers.rumour(peer, life, str(entry.liveness))
+            self._tell(peer, life, rumour, now_s)
 
-    def link_went_up(self, peer: PeerId) -> None:
+    def link_went_up(self, peer: PeerId, now_s: float) -> None:
         """What we told it before may have been lost with the former link."""
         self._told.pop(peer, None)
-        self.tell_the_accused(peer)
+        self.tell_the_accused(peer, now_s)
 
     def reject(self, source: PeerId, code: str, text: str) -> None:
         """Count what a peer should not have sent; told once for each code."""
@@ -310,10 +316,14 @@ class Judgement:
             stage=entry.record.stage,
         )
 
-    def _tell(self, peer: PeerId, life: Life, rumour: Rumour) -> None:
+    def _has_told(self, peer: PeerId, life: Life) -> bool:
+        told = self._told.get(peer)
+        return told is not None and told[0] >= life
+
+    def _tell(self, peer: PeerId, life: Life, rumour: Rumour, now_s: float) -> None:
         """Once for each life and link."""
-        if peer in self._keeper.links and self._told.get(peer, (-1, -1)) < life:
-            self._told[peer] = life
+        if peer in self._keeper.links and not self._has_told(peer, life):
+            self._told[peer] = (life, now_s)
             self._out.append(fx.Send(peer, Gossip(rumours=(rumour,))))
 
     def _emit(self, event_name: str, **fields: Any) -> None:

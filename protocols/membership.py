@@ -296,7 +296,7 @@ class Membership:
         link = self.keeper.link_up(peer, now_s)
         self._out += self.prober.link_up(peer, link, now_s)
         self.roster.heard(peer, now_s)
-        self.judgement.link_went_up(peer)
+        self.judgement.link_went_up(peer, now_s)
         if self.peer < peer:
             self._send(peer, self.anti_entropy.summary(now_s))
 
@@ -340,7 +340,7 @@ class Membership:
         self._out += self.prober.heard(peer, link, now_s)
         self.roster.heard(peer, now_s)
         if peer in self.suspicions:
-            self.judgement.tell_the_accused(peer)
+            self.judgement.tell_the_accused(peer, now_s)
 
     def _on_probe(self, peer: PeerId, link: Link, probe: gossip.Probe, now_s: float) -> None:
         self._take_news(peer, probe.records, probe.rumours, now_s)

@@ -53,7 +53,7 @@ class Suspicions:
     """The accused, with the moment at which each counts as dead."""
 
     def __init__(self, timeout_s_min: float, timeout_s_max: float, expected_max: int) -> None:
-        self._timeout_s_min = timeout_s_min
+        self.timeout_s_min = timeout_s_min
         self._timeout_s_max = timeout_s_max
         self._expected_max = expected_max
         self._of: dict[PeerId, Suspicion] = {}
@@ -98,7 +98,7 @@ class Suspicions:
     def is_half_spent(self, peer: PeerId, now_s: float) -> bool:
         """Has it stood accused for half the least time?"""
         held = self._of[peer]
-        return now_s - held.since_s - held.grace_s >= self._timeout_s_min / 2
+        return now_s - held.since_s - held.grace_s >= self.timeout_s_min / 2
 
     def end(self, peer: PeerId) -> None:
         self._of.pop(peer, None)
@@ -117,6 +117,6 @@ class Suspicions:
 
     def _set_deadline(self, held: Suspicion) -> None:
         timeout_s = suspicion_timeout_s(
-            len(held.accusers) - 1, held.expected, self._timeout_s_min, self._timeout_s_max
+            len(held.accusers) - 1, held.expected, self.timeout_s_min, self._timeout_s_max
         )
         held.deadline_s = held.since_s + held.grace_s + timeout_s

@@ -208,23 +208,31 @@ class Checkers:
 
 
 def unsettled(cluster: Cluster) -> list[str]:
-    """What is still not as it should be, now that all faults are over. Empty: all is well."""
+    """What is still not as it should be, now that all faults are over. Empty: all is well.
+
+    Liars may be in or out (one that passes no news on cannot refute), but for all alike.
+    """
     running = [peer for peer in cluster.running() if peer.twist is None]
-    expected = {peer.peer for peer in cluster.running()}
+    honest = {peer.peer for peer in running}
+    everybody = {peer.peer for peer in cluster.running()}
     found = []
     versions = set()
+    rosters = set()
     uncovered: set[int] = set()
     for peer in running:
         membership = _membership(peer)
         view = membership.view(cluster.clock_of(peer))
         present = {item.peer for item in view.present()}
-        if present != expected:
-            lacks = sorted(other[-4:] for other in expected - present)
-            extra = sorted(other[-4:] for other in present - expected)
+        rosters.add(tuple(sorted(present)))
+        if not honest <= present <= everybody:
+            lacks = sorted(other[-4:] for other in honest - present)
+            extra = sorted(other[-4:] for other in present - everybody)
             found.append(f"{peer.name} lacks {lacks}, has {extra} too many")
         current = stage_map(view, cluster.shape.stages)
         versions.add(current.version)
         uncovered.update(current.uncovered)
+    if len(rosters) > 1:
+        found.append(f"{len(rosters)} different rosters")
     if len(versions) > 1:
         found.append(f"{len(versions)} different stage maps")
     if uncovered and len(running) >= cluster.shape.stages:
