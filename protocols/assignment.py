@@ -189,6 +189,15 @@ def rendezvous(seed: int, *parts: object) -> int:
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big")
 
 
+def _takes_part(record: PeerRecord, stages: int) -> bool:
+    """It wants a stage, or holds one that exists. Who drains counts as gone already."""
+    if record.observer:
+        return False
+    if record.phase in HOLDING:
+        return record.stage is not None and record.stage < stages
+    return record.phase == "joining"
+
+
 class _Table:
     """Peers being seated. Lives for one plan.
 
@@ -204,7 +213,7 @@ class _Table:
         self._here = {
             item.peer: item.record
             for item in view.peers
-            if item.is_present and not item.record.observer and item.record.phase != "draining"
+            if item.is_present and _takes_part(item.record, needs.stages)
         }
         measured = capacities_of(self._here, needs.costs)
         self.measured = StageBoard(measured, needs.costs)
@@ -220,7 +229,7 @@ class _Table:
                 continue
             if record.phase in HOLDING:
                 self._seat(peer, record.stage, "keep")
-            elif record.phase == "joining" and record.pinned:
+            elif record.pinned:
                 self._seat(peer, record.stage, "pin")
 
     def seat_joiners(self) -> None:

@@ -64,7 +64,8 @@ class Placement:
         if record.observer or record.phase in ("draining", "left", "syncing"):
             return Change()
         seat = self.plan(view, now_s).seat_of(self._own)
-        assert seat is not None, "present, and no observer"
+        if seat is None:
+            return Change()
         if (seat.stage, seat.why) != self._wish:
             self._wish, self._wish_since_s = (seat.stage, seat.why), now_s
         is_settled = now_s - self._wish_since_s >= self._limits.claim_settle_s

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from typing import Any
 
@@ -15,6 +16,7 @@ from swarmd.protocols.roster import Liveness, PeerView, RosterView
 from swarmd.sim.cluster import signature_of, verify
 
 RUN = "a" * 64
+_revisions = itertools.count()
 
 
 def peer_id(name: str) -> PeerId:
@@ -50,7 +52,9 @@ def view_of(*records: PeerRecord, liveness: dict[str, Liveness] | None = None) -
         PeerView(item, opinions.get(item.name, Liveness.ALIVE), 0.0)
         for item in sorted(records, key=lambda item: item.peer)
     )
-    return RosterView(peers, 1, 1, {view.peer: place for place, view in enumerate(peers)})
+    number = next(_revisions)
+    index = {view.peer: place for place, view in enumerate(peers)}
+    return RosterView(peers, number, number, index)
 
 
 def membership(
