@@ -16,7 +16,7 @@ import click
 
 from swarmd.cli import commands, exits
 from swarmd.cli.framework import SECTIONS, Group, Session
-from swarmd.cli.output import Printer
+from swarmd.cli.output import OutputClosed, Printer
 
 
 class Root(Group):
@@ -69,7 +69,7 @@ def run(argv: list[str], printer: Printer | None = None) -> int:
     try:
         result: Any = root.main(argv, prog_name="swarmd", obj=session, standalone_mode=False)
         return result if isinstance(result, int) else exits.OK
-    except BrokenPipeError:
+    except OutputClosed:
         exits.drop_output()
         return exits.OK
     except SystemExit as error:
@@ -88,7 +88,7 @@ def _report(session: Session, error: BaseException) -> int:
         printer.error(failure.lines())
         if printer.is_verbose and failure.code not in ("interrupted", "terminated"):
             printer.error(exits.traceback_of(error))
-    except BrokenPipeError:
+    except OutputClosed:
         exits.drop_output()
     return failure.exit_code
 

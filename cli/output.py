@@ -36,6 +36,10 @@ def harmless(text: str) -> str:
     return "".join("?" if unicodedata.category(letter)[0] == "C" else letter for letter in text)
 
 
+class OutputClosed(Exception):
+    """Whoever read our output has gone. Not an OSError: click would make an exit status of that."""
+
+
 class Printer:
     """Writes for one command."""
 
@@ -128,5 +132,8 @@ class Printer:
     def _write(self, stream: TextIO, text: str) -> None:
         if self._ascii:
             text = text.translate(ASCII).encode("ascii", "replace").decode()
-        stream.write(text)
-        stream.flush()
+        try:
+            stream.write(text)
+            stream.flush()
+        except BrokenPipeError as error:
+            raise OutputClosed from error

@@ -43,10 +43,7 @@ def _header(status: Status, width: int) -> list[str]:
         parts.append(f"run {f.run(status.run.name, status.run.id)}")
     parts.append(f"up {f.duration(status.time.uptime_s)}")
     line = _HEADER_GAP.join(parts)
-    return [line] if len(line) <= width else [SEPARATED.join(parts)]
-
-
-SEPARATED = "  "
+    return [line] if len(line) <= width else ["  ".join(parts)]
 
 
 def _state(status: Status, printer: Printer, width: int) -> list[str]:
@@ -98,9 +95,9 @@ def _round(status: Status, width: int) -> list[str]:
     done = progress.inner_step % steps
     if done == 0 and progress.inner_step and progress.round_phase not in (None, "inner"):
         done = steps
-    left = "" if progress.eta_s is None else f"   {f.about(progress.eta_s)} left"
-    text = f"{number}{bar(done / steps, _BAR_WIDTH)}  {done} of {steps} steps{left}"
-    return row("round", [text], width)
+    text = f"{number}{bar(done / steps, _BAR_WIDTH)}  {done} of {steps} steps"
+    left = None if progress.eta_s is None else f"{f.about(progress.eta_s)} left"
+    return row("round", [text, left], width)
 
 
 def _training(status: Status, width: int) -> list[str]:

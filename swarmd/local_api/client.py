@@ -25,6 +25,9 @@ from swarmd.local_api.socket_path import short_path
 RETRY_S = 0.05
 """Pause while a starting daemon has taken its home but not yet opened its socket."""
 
+LAST_WORDS_S = 1.0
+"""From closing its socket to leaving its home, for a daemon that ends."""
+
 
 class NoDaemon(UserError):
     """Nobody holds this home."""
@@ -120,7 +123,7 @@ class Client:
         deadline_s = time.monotonic() + connect_s
         connection = self._connect(deadline_s, connect_s)
         line = {"request": request, "args": dict(args), "version": __version__, "every_s": every_s}
-        within_s = first_within_s
+        within_s, waited_s = first_within_s, connect_s
         if within_s is not None:
             within_s = max(0.0, deadline_s - time.monotonic())
         try:
@@ -128,9 +131,143 @@ class Client:
             reader = _LineReader(connection)
             while (body := reader.line(within_s)) is not None:
                 yield self._checked(body, request)
-                within_s = then_within_s
+                within_s, waited_s = then_within_s, then_within_s or connect_s
         except TimeoutError:
-            raise DaemonSilent(self._home, within_s or connect_s) from None
+            raise DaemonSilent(self._home, waited_s) from None
+        except (BrokenPipeError, ConnectionResetError):
+            return
+        finally:
+            connection.close()
+
+    def _connect(self, deadline_s: float, waited_s: float) -> socket.socket:
+        while True:
+            connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            try:
+                connection.settimeout(max(1e-3, deadline_s - time.monotonic()))
+                with short_path(self._home.control_socket) as name:
+                    connection.connect(name)
+                return connection
+            except (FileNotFoundError, ConnectionRefusedError):
+                connection.close()
+                if holder_of(self._home) is None:
+                    raise NoDaemon(self._home) from None
+            except (TimeoutError, BlockingIOError):
+                connection.close()
+            except PermissionError:
+                connection.close()
+                raise UserError(
+                    f"the daemon of {self._home} belongs to another user",
+                    code="refused",
+                    exit_code=77,
+                ) from None
+            if time.monotonic() + RETRY_S >= deadline_s:
+                raise DaemonSilent(self._home, waited_s)
+            time.sleep(RETRY_S)
+
+    def _checked(self, body: bytes, request: str) -> dict[str, Any]:
+        try:
+            reply = json.loads(body)
+        except ValueError:
+            raise self._other_version("with no JSON") from None
+        if not isinstance(reply, dict):
+            raise self._other_version("with no JSON object")
+        version = reply.get("version")
+        self.daemon_version = version if isinstance(version, str) else None
+        error = reply.get("error")
+        if error is None:
+            return reply
+        if not isinstance(error, dict):
+            raise self._other_version("with an error of another form")
+        if error.get("code") == "unknown_request" and self.daemon_version != __version__:
+            raise self._other_version(f"that it does not know {request!r}")
+        raise _remote_error(error)
+
+    def _other_version(self, what: str) -> UserError:
+        return UserError(
+            f"the daemon answers {what}; it is version {self.daemon_version or 'unknown'}, "
+            f"this command is {__version__}",
+            code="daemon_version",
+            exit_code=1,
+            hint="restart the daemon: `swarmd leave`, then `swarmd join`",
+            details={"daemon": self.daemon_version, "command": __version__},
+        )
+
+    def _ended(self, waited_s: float) -> UserError:
+        """The connection closed without an answer: the daemon ended, or had no place for us."""
+        deadline_s = time.monotonic() + min(LAST_WORDS_S, waited_s)
+        while holder_of(self._home) is not None:
+            if time.monotonic() >= deadline_s:
+                return DaemonSilent(self._home, waited_s)
+            time.sleep(RETRY_S)
+        return NoDaemon(self._home)
+
+
+def ask(
+        self, request: str, args: Mapping[str, Any] | None = None, *, timeout_s: float | None = None
+    ) -> dict[str, Any]:
+        """The result. Raises NoDaemon, DaemonSilent, or the UserError that the daemon answered."""
+        wait_s = self._timeout_s if timeout_s is None else timeout_s
+        replies = self._replies(request, args or {}, first_within_s=wait_s)
+        with contextlib.closing(replies):
+            reply = next(replies, None)
+        if reply is None:
+            raise self._ended(wait_s)
+        result = reply.get("result")
+        if not isinstance(result, dict):
+            raise self._other_version("without a result")
+        return result
+
+    def stream(
+        self,
+        request: str,
+        args: Mapping[str, Any] | None = None,
+        *,
+        every_s: float | None = None,
+        silence_s: float | None = None,
+    ) -> Iterator[dict[str, Any]]:
+        """Items until the daemon ends the stream or itself. Raises as `ask`.
+
+        every_s: have an answer repeated that often. silence_s: longest wait between two items; None
+        waits for ever.
+        """
+        replies = self._replies(
+            request, args or {}, every_s=every_s, first_within_s=silence_s, then_within_s=silence_s
+        )
+        with contextlib.closing(replies):
+            for reply in replies:
+                if reply.get("end"):
+                    return
+                if not isinstance(reply.get("item"), dict):
+                    raise self._other_version("with a stream without items")
+                yield reply["item"]
+
+    # --------------------------------------------------------------------------------------- inside
+
+    def _replies(
+        self,
+        request: str,
+        args: Mapping[str, Any],
+        *,
+        every_s: float | None = None,
+        first_within_s: float | None,
+        then_within_s: float | None = None,
+    ) -> Generator[dict[str, Any], None, None]:
+        """What the daemon says until it closes the connection. None waits for ever."""
+        connect_s = self._timeout_s if first_within_s is None else first_within_s
+        deadline_s = time.monotonic() + connect_s
+        connection = self._connect(deadline_s, connect_s)
+        line = {"request": request, "args": dict(args), "version": __version__, "every_s": every_s}
+        within_s, waited_s = first_within_s, connect_s
+        if within_s is not None:
+            within_s = max(0.0, deadline_s - time.monotonic())
+        try:
+            connection.sendall(json.dumps(line, allow_nan=False).encode() + b"\n")
+            reader = _LineReader(connection)
+            while (body := reader.line(within_s)) is not None:
+                yield self._checked(body, request)
+                within_s, waited_s = then_within_s, then_within_s or connect_s
+        except TimeoutError:
+            raise DaemonSilent(self._home, waited_s) from None
         except (BrokenPipeError, ConnectionResetError):
             return
         finally:
