@@ -67,7 +67,12 @@ def spawn_worker(slots_fd: int, environment: Mapping[str, str] | None = None) ->
         before = signal.pthread_sigmask(signal.SIG_BLOCK, HELD_BACK)
         try:
             process = subprocess.Popen(
-                [*_python(), "-m", "swarmd.compute.child", *map(str, (*inherited, os.getpid()))],
+                [
+                    *python_command(),
+                    "-m",
+                    "swarmd.compute.child",
+                    *map(str, (*inherited, os.getpid())),
+                ],
                 stdin=subprocess.DEVNULL,
                 stdout=their_log,
                 stderr=their_log,
@@ -90,7 +95,8 @@ def describe_exit(status: int | None, last_line: str) -> str:
     return f"exited with status {status}" + (f": {last_line}" if status and last_line else "")
 
 
-def _python() -> list[str]:
-    """-P keeps the current folder off the import path, unless we ourselves run from there."""
+def python_command() -> list[str]:
+    """This interpreter. -P keeps the current folder off the import path, unless it is on ours: a
+    stray numpy.py there must not be what the worker imports."""
     looks_here = os.getcwd() in sys.path or "" in sys.path
     return [sys.executable, "-X", "faulthandler", *([] if looks_here else ["-P"])]

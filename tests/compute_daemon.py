@@ -28,7 +28,7 @@ async def main(kind: str, job: str, folder: Path) -> None:
             toy_config(run=TINY_RUN, threads=1, cache_dir=folder),
             pool,
             nursery=nursery,
-            limits=WorkerLimits(silence_s=1.0, tick_s=0.1),
+            limits=WorkerLimits(silence_s=3.0, tick_s=0.1),
             factory=TOY if kind == "toy" else STAGE_FACTORY,
             environment={"PYTHONPATH": TESTS_FOLDER},
         )

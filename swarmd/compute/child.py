@@ -120,4 +120,6 @@ def _why_not_loaded(error: Exception) -> tuple[str, str]:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    exit_status = main(sys.argv[1:])
+    sys.stderr.flush()
+    os._exit(exit_status)  # taking torch apart would take seconds and save nothing

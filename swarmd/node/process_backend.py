@@ -129,9 +129,10 @@ class ProcessBackend:
 
     async def submit(self, job: Job) -> JobResult:
         """See ComputeBackend."""
-        life = self._life
-        if life is None or life.loss is not None or not life.is_loaded or self._is_stopping:
+        if self._life is None or not self._life.is_loaded or self._is_stopping:
             raise ComputeLost("worker_died", "no worker takes jobs now")
+        # One that is being ended takes them too, and fails them once it is reaped: whoever hears of
+        # a loss may start again at once.
         output_bytes = output_bytes_of(job, self._info["payload_bytes_max"])
         if output_bytes > self.buffers.slot_bytes_max:
             raise JobFailed("too_large", f"no slot holds an output of {output_bytes} bytes")

@@ -45,8 +45,8 @@ class WorkerLimits:
     job_timeout_s_min: float = 60.0
     job_timeout_ratio: float = 20.0
     silence_s: float = 25.0
-    """Without a beat; below `stall_after_s`. Guess: copying gigabytes of state, or a starved machine,
-    can hold the interpreter for seconds."""
+    """Without a beat; below `stall_after_s`. Guess: copying gigabytes of state, or a starved
+    machine, can hold the interpreter for seconds."""
     loading_silence_s: float = 60.0
     stop_s: float = 3.0
     """Between asking a worker to end and killing it."""

@@ -66,14 +66,14 @@ async def test_a_killed_daemon_takes_its_worker_along(job: str, tmp_path: Path) 
 
 
 async def test_a_daemon_that_was_stopped_does_not_blame_its_worker(tmp_path: Path) -> None:
-    """Both stopped for longer than the silence that costs a worker its life (1 s), as when a laptop
+    """Both stopped for longer than the silence that costs a worker its life (3 s), as when a laptop
     sleeps or a job is put into the background; the worker comes back last."""
     async with daemon("toy", "wait", tmp_path) as running:
         pid = (await running.says())["pid"]
         await wait_for_file(tmp_path / "mark")
         os.kill(pid, signal.SIGSTOP)
         running.process.send_signal(signal.SIGSTOP)
-        await trio.sleep(1.5)
+        await trio.sleep(4)
         running.process.send_signal(signal.SIGCONT)
         os.kill(pid, signal.SIGCONT)
         (tmp_path / "until").touch()

@@ -6,10 +6,12 @@ process. Times in assertions are promises of docs/cli.md section 14, far above w
 
 from __future__ import annotations
 
+import gc
+import importlib.metadata
 import logging
 import os
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -23,6 +25,8 @@ from process_helpers import is_running, wait_for_file, wait_until_gone
 
 from swarmd.buffers import SlotPool
 from swarmd.compute_api import WorkerConfig
+from swarmd.device_probe import probe_devices
+from swarmd.devices import choose_devices
 from swarmd.errors import ComputeError, ComputeLost
 from swarmd.node.process_backend import ProcessBackend
 from swarmd.node.worker_life import WorkerLimits
@@ -31,26 +35,29 @@ from swarmd.worker_spawn import spawn_worker
 
 pytestmark = pytest.mark.process
 
-QUICK = WorkerLimits(silence_s=1.0, stop_s=0.3, tick_s=0.05)
+QUICK = WorkerLimits(silence_s=3.0, stop_s=0.3, tick_s=0.05)
 MakeBackend = Callable[..., ProcessBackend]
 
 
 @pytest.fixture
-def make_backend(nursery: trio.Nursery) -> Iterator[MakeBackend]:
+async def make_backend() -> AsyncIterator[MakeBackend]:
     """A backend whose worker is a ToyWorker."""
     pool = SlotPool([(1 << 14, 8)])
+    async with trio.open_nursery() as nursery:
 
-    def make(config: WorkerConfig | None = None, **options: Any) -> ProcessBackend:
-        return ProcessBackend(
-            config or toy_config(),
-            options.pop("pool", pool),
-            nursery=options.pop("nursery", nursery),
-            factory=options.pop("factory", TOY),
-            environment={"PYTHONPATH": TESTS_FOLDER},
-            **options,
-        )
+        def make(config: WorkerConfig | None = None, **options: Any) -> ProcessBackend:
+            return ProcessBackend(
+                config or toy_config(),
+                options.pop("pool", pool),
+                nursery=options.pop("nursery", nursery),
+                factory=options.pop("factory", TOY),
+                environment={"PYTHONPATH": TESTS_FOLDER},
+                **options,
+            )
 
-    return make
+        yield make
+        nursery.cancel_scope.cancel()
+    pool.close()
 
 
 class Submitted:
@@ -61,7 +68,9 @@ class Submitted:
 
 
 @asynccontextmanager
-async def submitted(backend: ProcessBackend, job: Job, mark: Path | None = None):
+async def submitted(
+    backend: ProcessBackend, job: Job, mark: Path | None = None
+) -> AsyncIterator[Submitted]:
     """The block runs while `job` does (once `mark` is there); the job must end in a loss."""
     outcome = Submitted()
 
@@ -175,6 +184,27 @@ async def test_a_job_that_does_not_come_back_costs_the_worker_not_the_daemon(
     assert "hang not done" in outcome.loss.text
 
 
+async def submit_for_ever(backend: ProcessBackend) -> None:
+    while True:
+        with trio.move_on_after(0.001):
+            await backend.submit(forward(0))
+
+
+async def test_whoever_hears_of_a_loss_may_start_again_at_once(
+    make_backend: MakeBackend, tmp_path: Path
+) -> None:
+    """Also while the lost worker is still being ended: jobs keep coming until the first fails."""
+    backend = make_backend(limits=WorkerLimits(job_timeout_s=0.3, tick_s=0.05))
+    for _ in range(3):
+        await backend.start()
+        async with submitted(backend, hang(tmp_path / "mark")):
+            with pytest.raises(ComputeLost):
+                await submit_for_ever(backend)
+            await backend.start()
+            await backend.aclose()
+    assert backend.buffers.held_count == 0
+
+
 async def test_a_hung_worker_may_be_injected(make_backend: MakeBackend) -> None:
     config = toy_config(injection=("wedge=compute@step=1",))
     backend = make_backend(config, limits=WorkerLimits(job_timeout_s=0.5, tick_s=0.05))
@@ -252,6 +282,7 @@ async def test_starting_and_closing_leaves_no_descriptor_behind(make_backend: Ma
         await backend.start()
         await run_and_release(backend, forward(0))
         await backend.aclose()
+        gc.collect()  # what earlier tests left to it is not counted
         counts.append(len(os.listdir("/proc/self/fd")))
     assert len(set(counts)) == 1
 
@@ -396,3 +427,19 @@ async def test_a_worker_is_lean_and_offers_itself_first(make_backend: MakeBacken
     own = int(Path("/proc/self/oom_score_adj").read_text(encoding="ascii"))
     assert data["oom_score"] == min(1000, own + 300)
     assert len(data["fds"]) == 3 + 4 + 2 + 1  # standard, ours, mmap's copies of two, the listing's
+
+
+# -------------------------------------------------------------------------------------------- probe
+
+
+def test_the_probe_reads_torch_and_the_vendors_tools(tmp_path: Path) -> None:
+    """On tools of our own: one that answers, one that fails."""
+    line = "0, NVIDIA H200, GPU-11111111-aaaa, 00000000:19:00.0, 143771, 143156"
+    for name, text in (("nvidia-smi", f"echo '{line}'"), ("rocm-smi", "echo '{}'; exit 2")):
+        (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")
+        (tmp_path / name).chmod(0o755)
+    table = probe_devices({**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"})
+    assert table.torch_version == importlib.metadata.version("torch")
+    assert [device.name for device in table.system] == ["NVIDIA H200"]
+    ((choice, _),) = choose_devices(table, device="cpu")
+    assert choice.name == table.cpu_name
