@@ -30,7 +30,8 @@ from swarmd.protocols.messages.gossip import (
     SyncEntries,
     SyncSummary,
 )
-from swarmd.protocols.roster import PRESENT, Entry, Liveness, Roster, stamp_of
+from swarmd.protocols.records import stamp_of
+from swarmd.protocols.roster import PRESENT, Entry, Liveness, Roster
 
 _SUM = struct.Struct(">Q")
 _ENTRY = struct.Struct(">8sQQQB")
@@ -140,9 +141,7 @@ class AntiEntropy:
                 yield entry
 
     def _told(self, now_s: float) -> Iterator[Entry]:
-        for peer in self._roster:
-            entry = self._roster.get(peer)
-            assert entry is not None
+        for entry in self._roster.entries():
             if entry.is_present or now_s - entry.since_s <= self._told_s_max:
                 yield entry
 

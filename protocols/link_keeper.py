@@ -229,9 +229,8 @@ class LinkKeeper:
         if self._roster.present_count == len(self._roster):
             return []
         due = []
-        for peer in self._roster:
-            entry = self._roster.get(peer)
-            assert entry is not None
+        for entry in self._roster.entries():
+            peer = PeerId(entry.record.peer)
             if entry.liveness is Liveness.DEAD and peer not in self.links:
                 retry = self._retries.setdefault(peer, _Retry())
                 if not retry.in_flight and now_s >= retry.next_s:

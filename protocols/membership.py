@@ -163,7 +163,7 @@ class Membership:
     def update_own(self, now_s: float, **changes: Any) -> list[Effect]:
         """Say something new of ourselves: any fields of PeerRecord but identity and stamps.
 
-        Progress alone (roster.PROGRESS_FIELDS) waits for the next occasion; everything else is
+        Progress alone (records.PROGRESS_FIELDS) waits for the next occasion; everything else is
         signed and told at once. Raises LocalProtocolError for fields that are not ours to set.
         """
         if self.own.change(changes, now_s):
@@ -427,10 +427,11 @@ class Membership:
     def _tell_neglected_links(self, now_s: float) -> None:
         """Busy links are not probed, so nothing rides to them of itself."""
         since_s = now_s - 1.5 * self.limits.probe_interval_s
-        for peer in sorted(self.keeper.links):
-            if self.keeper.links[peer].told_s < since_s:
-                self._gossip_to(peer, now_s)
-        self.news.settle(self.keeper.links)
+        neglected = [peer for peer, link in self.keeper.links.items() if link.told_s < since_s]
+        for peer in sorted(neglected):
+            self._gossip_to(peer, now_s)
+        if neglected:
+            self.news.settle(self.keeper.links)
 
     def _sync_when_due(self, now_s: float) -> None:
         partners = self._sync_with

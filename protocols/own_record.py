@@ -19,7 +19,7 @@ from swarmd.protocols import wire
 from swarmd.protocols.errors import LocalProtocolError
 from swarmd.protocols.membership_limits import MembershipLimits
 from swarmd.protocols.messages.gossip import PHASES, PeerRecord, SignedRecord
-from swarmd.protocols.roster import PROGRESS_FIELDS, stamp_of
+from swarmd.protocols.records import PROGRESS_FIELDS, stamp_of
 from swarmd.protocols.suspicion import Life
 
 Sign = Callable[[bytes], bytes]

@@ -1,8 +1,7 @@
 """Who is in the swarm: one signed record a peer, joined so that order and repeats do not matter.
 
-`join` keeps the record with the highest (incarnation, version); it is commutative, associative and
-idempotent, so peers that have heard the same records hold the same roster, whatever the path. Only
-a peer itself can sign its record: `verify(peer, body, signature)` comes in from outside, since
+The join (records.py) keeps the highest (incarnation, version), whatever the path and order. Only a
+peer itself can sign its record: `verify(peer, body, signature)` comes in from outside, since
 floor 0 has no cryptography.
 
 Liveness stands beside the records, because it is an opinion and not a fact: alive, suspect, dead,
@@ -18,15 +17,20 @@ import hashlib
 from bisect import bisect_left, insort
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from enum import StrEnum
-from functools import lru_cache
-from operator import attrgetter
 
-from swarmd.protocols import limits, wire
+from swarmd.protocols import limits
 from swarmd.protocols.errors import LocalProtocolError, RemoteProtocolError
 from swarmd.protocols.ids import PeerId
-from swarmd.protocols.messages.gossip import KEY_BYTES, PHASES, PeerRecord, Rumour, SignedRecord
+from swarmd.protocols.messages.gossip import PeerRecord, Rumour, SignedRecord
+from swarmd.protocols.records import (
+    is_more_than_progress,
+    key_of,
+    life_of,
+    read_record,
+    stamp_of,
+)
 from swarmd.protocols.suspicion import Life
 
 Verify = Callable[[PeerId, bytes, bytes], bool]
@@ -39,12 +43,6 @@ class Liveness(StrEnum):
     DEAD = "dead"
     LEFT = "left"
 
-
-PROGRESS_FIELDS = frozenset({"tokens_per_s", "memory_bytes", "step", "micro_batches"})
-"""What changes all the time. Changes of these alone may wait, and shape nothing."""
-_shape_values = attrgetter(
-    *sorted({item.name for item in fields(PeerRecord)} - PROGRESS_FIELDS - {"version"})
-)
 
 PRESENT = (Liveness.ALIVE, Liveness.SUSPECT)
 """Counted as being there. A suspect is, until its time is up."""
@@ -146,50 +144,6 @@ class Entry:
         return self.liveness in PRESENT
 
 
-def stamp_of(record: PeerRecord) -> tuple[int, int]:
-    return (record.incarnation, record.version)
-
-
-def life_of(record: PeerRecord) -> Life:
-    return (record.incarnation, record.refutation)
-
-
-def is_more_than_progress(before: PeerRecord, after: PeerRecord) -> bool:
-    """Did anything change besides PROGRESS_FIELDS?"""
-    return bool(_shape_values(before) != _shape_values(after))
-
-
-def join(a: SignedRecord, b: SignedRecord) -> SignedRecord:
-    """The one of two records of a peer that stands.
-
-    A peer that signed two different bodies with one stamp has equivocated; then the larger bytes
-    win, so that all agree.
-    """
-    rank_a = (stamp_of(read_record(a.body)), a.body)
-    rank_b = (stamp_of(read_record(b.body)), b.body)
-    return a if rank_a >= rank_b else b
-
-
-@lru_cache(maxsize=2_048)
-def read_record(body: bytes) -> PeerRecord:
-    """Decode a record's body. Raises RemoteProtocolError(malformed).
-
-    Cached because the same bytes arrive from several neighbours.
-    """
-    record = wire.decode(body)
-    if not isinstance(record, PeerRecord):
-        raise RemoteProtocolError("malformed", f"a {type(record).__name__} for a record")
-    if record.phase not in PHASES or not record.peer:
-        raise RemoteProtocolError("malformed", f"record of {record.peer!r} in {record.phase!r}")
-    return record
-
-
-@lru_cache(maxsize=limits.PEERS_MAX)
-def key_of(peer: PeerId) -> bytes:
-    """A peer's short name in digests."""
-    return hashlib.blake2b(peer.encode(), digest_size=KEY_BYTES).digest()
-
-
 class Roster:
     """The records and our opinion of who lives. No timers, no messages: see membership.py."""
 
@@ -199,6 +153,8 @@ class Roster:
         self._verify = verify
         self._entries: dict[PeerId, Entry] = {}
         self._ids: list[PeerId] = []
+        self._by_change: dict[PeerId, Entry] = {}
+        """The latest change last."""
         self._of_key: dict[bytes, PeerId] = {}
         self._of_body: dict[bytes, PeerId] = {}
         self._view: RosterView | None = None
@@ -222,6 +178,20 @@ class Roster:
 
     def get(self, peer: PeerId) -> Entry | None:
         return self._entries.get(peer)
+
+    def entries(self) -> Iterator[Entry]:
+        """By id."""
+        entries = self._entries
+        return (entries[peer] for peer in self._ids)
+
+    def changed_since(self, revision: int) -> list[Entry]:
+        """What is new or different since then, the latest first."""
+        changed = []
+        for entry in reversed(self._by_change.values()):
+            if entry.revision <= revision:
+                break
+            changed.append(entry)
+        return changed
 
     def of_key(self, key: bytes) -> Entry | None:
         peer = self._of_key.get(key)
@@ -336,6 +306,7 @@ class Roster:
             return False
         del self._entries[peer]
         del self._ids[bisect_left(self._ids, peer)]
+        del self._by_change[peer]
         del self._of_key[entry.key]
         del self._of_body[entry.signed.body]
         self.revision += 1
@@ -365,6 +336,9 @@ class Roster:
     def _touch(self, entry: Entry) -> None:
         self.revision += 1
         entry.revision = self.revision
+        peer = PeerId(entry.record.peer)
+        self._by_change.pop(peer, None)
+        self._by_change[peer] = entry
         entry.fingerprint = _fingerprint(entry)
         entry.view = None
 

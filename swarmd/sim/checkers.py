@@ -21,7 +21,8 @@ from swarmd.protocols.ids import PeerId
 from swarmd.protocols.membership import Membership
 from swarmd.protocols.messages.gossip import PeerRecord
 from swarmd.protocols.probing import RELAYS_MAX
-from swarmd.protocols.roster import Entry, stamp_of
+from swarmd.protocols.records import stamp_of
+from swarmd.protocols.roster import Entry
 from swarmd.sim.cluster import Cluster, SimPeer
 
 
@@ -114,8 +115,7 @@ class OneEntryEach:
             return "ids are not in order, or one is there twice"
         if len(ids) != len(roster) or len(ids) > len(self._cluster.peers):
             return f"{len(ids)} entries for {len(self._cluster.peers)} peers"
-        entries = [roster.get(peer) for peer in ids]
-        present = sum(entry is not None and entry.is_present for entry in entries)
+        present = sum(entry.is_present for entry in roster.entries())
         if present != roster.present_count:
             return f"counts {roster.present_count} present, has {present}"
         return None
@@ -203,8 +203,7 @@ class Checkers:
         if since == roster.revision:
             return []
         self._revisions[key] = roster.revision
-        entries = (roster.get(peer_id) for peer_id in roster)
-        return [entry for entry in entries if entry is not None and entry.revision > since]
+        return roster.changed_since(since)
 
 
 def unsettled(cluster: Cluster) -> list[str]:

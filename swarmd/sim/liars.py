@@ -14,7 +14,7 @@ from swarmd.protocols import wire
 from swarmd.protocols.ids import PeerId
 from swarmd.protocols.messages import Message
 from swarmd.protocols.messages.gossip import Ack, Gossip, PeerRecord, Probe, Rumour, SignedRecord
-from swarmd.protocols.roster import read_record
+from swarmd.protocols.records import read_record
 from swarmd.sim.cluster import Cluster, SimPeer, signature_of
 
 KEPT_MAX = 64

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from swarmd.protocols import limits
 from swarmd.protocols.errors import LocalProtocolError, RemoteProtocolError
 from swarmd.protocols.messages.gossip import SignedRecord
-from swarmd.protocols.roster import Liveness, Meaning, Roster, join
+from swarmd.protocols.records import join
+from swarmd.protocols.roster import Liveness, Meaning, Roster
 from swarmd.sim.cluster import verify
 
 PHASES = ("joining", "syncing", "active", "draining", "left")

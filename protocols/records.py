@@ -1,0 +1,68 @@
+"""What can be said of a signed record by itself: its stamp, its life, which of two stands.
+
+`join` keeps the record with the highest (incarnation, version); it is commutative, associative and
+idempotent, so peers that have heard the same records hold the same, whatever the path and order.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import fields
+from functools import lru_cache
+from operator import attrgetter
+
+from swarmd.protocols import limits, wire
+from swarmd.protocols.errors import RemoteProtocolError
+from swarmd.protocols.ids import PeerId
+from swarmd.protocols.messages.gossip import KEY_BYTES, PHASES, PeerRecord, SignedRecord
+from swarmd.protocols.suspicion import Life
+
+PROGRESS_FIELDS = frozenset({"tokens_per_s", "memory_bytes", "step", "micro_batches"})
+"""What changes all the time. Changes of these alone may wait, and shape nothing."""
+_shape_values = attrgetter(
+    *sorted({item.name for item in fields(PeerRecord)} - PROGRESS_FIELDS - {"version"})
+)
+
+
+def stamp_of(record: PeerRecord) -> tuple[int, int]:
+    return (record.incarnation, record.version)
+
+
+def life_of(record: PeerRecord) -> Life:
+    return (record.incarnation, record.refutation)
+
+
+def is_more_than_progress(before: PeerRecord, after: PeerRecord) -> bool:
+    """Did anything change besides PROGRESS_FIELDS?"""
+    return bool(_shape_values(before) != _shape_values(after))
+
+
+def join(a: SignedRecord, b: SignedRecord) -> SignedRecord:
+    """The one of two records of a peer that stands.
+
+    A peer that signed two different bodies with one stamp has equivocated; then the larger bytes
+    win, so that all agree.
+    """
+    rank_a = (stamp_of(read_record(a.body)), a.body)
+    rank_b = (stamp_of(read_record(b.body)), b.body)
+    return a if rank_a >= rank_b else b
+
+
+@lru_cache(maxsize=2_048)
+def read_record(body: bytes) -> PeerRecord:
+    """Decode a record's body. Raises RemoteProtocolError(malformed).
+
+    Cached because the same bytes arrive from several neighbours.
+    """
+    record = wire.decode(body)
+    if not isinstance(record, PeerRecord):
+        raise RemoteProtocolError("malformed", f"a {type(record).__name__} for a record")
+    if record.phase not in PHASES or not record.peer:
+        raise RemoteProtocolError("malformed", f"record of {record.peer!r} in {record.phase!r}")
+    return record
+
+
+@lru_cache(maxsize=limits.PEERS_MAX)
+def key_of(peer: PeerId) -> bytes:
+    """A peer's short name in digests."""
+    return hashlib.blake2b(peer.encode(), digest_size=KEY_BYTES).digest()
