@@ -31,8 +31,8 @@ def scaled(value: float | None, unit: str = "") -> str:
 
 
 def size(value: float | None) -> str:
-    """Bytes in decimal units: `1.31 GB`."""
-    return scaled(value, "B")
+    """Bytes in decimal units: `1.31 GB`, `512 B`."""
+    return f"{value:.0f} B" if value is not None and value < 1000 else scaled(value, "B")
 
 
 def ratio(value: float | None) -> str:

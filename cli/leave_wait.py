@@ -27,10 +27,16 @@ def ask(
     try:
         return session.ask(request, args, timeout_s=drain_s + WAN.stop_grace_s + MARGIN_S)
     except NoDaemon as error:
-        last = error.details["last_exit"]
-        if last is None or not _was_here(session):
+        if not error.was_there:
             raise
-        return _record(last)
+        if not _has_last_words(session):
+            raise UserError(
+                "the daemon ended without last words",
+                code="daemon_died",
+                exit_code=exits.FAILED,
+                hint="`swarmd logs` may show why",
+            ) from None
+        return _record(error.details["last_exit"])
 
 
 def wait_until_gone(session: Session, code: int) -> int:
@@ -81,8 +87,8 @@ def show(session: Session, found: Mapping[str, Any]) -> None:
         session.printer.line(f"dropped {listed}")
 
 
-def _was_here(session: Session) -> bool:
-    """The daemon went while it was asked: its last exit is newer than this command."""
+def _has_last_words(session: Session) -> bool:
+    """Whether the last exit is newer than this command."""
     from swarmd.home_files import read_last_exit
     from swarmd.json_record import unix_s
 

@@ -60,6 +60,8 @@ class LastExit:
     """RFC 3339."""
     pid: int | None = None
     run_id: str | None = None
+    hint: str = ""
+    """What the user can do, if anything."""
 
 
 def write_last_exit(home: Home, last: LastExit) -> None:

@@ -131,9 +131,10 @@ class FakeDaemon:
     def end(self, code: str = "drained", exit_code: int = 0, text: str = "") -> None:
         """As a daemon ends: last words, then nobody holds the home. From any thread."""
         write_last_exit(self.home, LastExit(code=code, exit_code=exit_code, text=text, at=utc()))
-        self._stop()
+        self.stop()
 
-    def _stop(self) -> None:
+    def stop(self) -> None:
+        """Without last words. From any thread."""
         with contextlib.suppress(trio.RunFinishedError):  # it ended by itself
             self._token.run_sync_soon(self._scope.cancel)
 
@@ -165,7 +166,7 @@ class FakeDaemon:
         try:
             yield self
         finally:
-            self._stop()
+            self.stop()
             runner.join(10)
             assert not runner.is_alive()
             assert not trouble, trouble

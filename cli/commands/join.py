@@ -6,6 +6,7 @@ itself (swarmd/daemon.py) is loaded only then.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -13,6 +14,7 @@ from swarmd.cli.framework import Parsed, Session, argument, command, option
 from swarmd.settings import SETTINGS, Setting
 
 if TYPE_CHECKING:
+    from swarmd.home import Home
     from swarmd.peer_config import PeerConfig
     from swarmd.run_source import RunSource
 
@@ -118,7 +120,7 @@ def _run_daemon(
 
     talk = DropWriter(2)
     try:
-        return run_daemon(
+        code = run_daemon(
             JoinRequest(
                 home=session.home,
                 config=config,
@@ -132,5 +134,45 @@ def _run_daemon(
                 say=(lambda line: None) if session.printer.is_quiet else talk.write_line,
             )
         )
+    except Exception as error:
+        _note_crash(session.home, error)
+        raise
     finally:
         talk.close()
+    _tell_end(session.home, code)
+    return code
+
+
+def _tell_end(home: Home, code: int) -> None:
+    """Any end but a good one is an error line (an object with --json), as the daemon put it."""
+    from swarmd.errors import UserError
+    from swarmd.home_files import read_last_exit
+
+    last = read_last_exit(home)
+    if code and last is not None and last.exit_code == code:
+        raise UserError(last.text or last.code, code=last.code, exit_code=code, hint=last.hint)
+
+
+def _note_crash(home: Home, error: Exception) -> None:
+    """A bug that ended the daemon: into the log and the last exit, since nobody may see stderr."""
+    from swarmd.cli import exits
+    from swarmd.home_files import LastExit, write_last_exit
+    from swarmd.home_lock import is_held
+    from swarmd.json_record import utc
+
+    failure = exits.failure_of(error)
+    if not failure.is_ours or is_held(home):
+        return
+    with home.log_file.open("a", encoding="utf-8") as log:
+        log.write(f"{utc()} ERROR   swarmd.cli {failure.message}\n")
+        log.write("\n".join(exits.traceback_of(error)) + "\n")
+    write_last_exit(
+        home,
+        LastExit(
+            code=failure.code,
+            exit_code=failure.exit_code,
+            text=failure.message,
+            at=utc(),
+            pid=os.getpid(),
+        ),
+    )

@@ -32,7 +32,9 @@ LAST_WORDS_S = 1.0
 class NoDaemon(UserError):
     """Nobody holds this home."""
 
-    def __init__(self, home: Home) -> None:
+    def __init__(self, home: Home, *, was_there: bool = False) -> None:
+        self.was_there = was_there
+        """It took our request, and ended before it answered."""
         last = read_last_exit(home)
         super().__init__(
             "no daemon runs for this home",
@@ -199,7 +201,7 @@ class Client:
             if time.monotonic() >= deadline_s:
                 return DaemonSilent(self._home, waited_s)
             time.sleep(RETRY_S)
-        return NoDaemon(self._home)
+        return NoDaemon(self._home, was_there=True)
 
 
 def ask(
