@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import deque
 from statistics import median
 
-from swarmd.protocols.intervals import IndexSet
+from swarmd.protocols.intervals import EMPTY, IndexSet
 from swarmd.protocols.lease_limits import LeaseLimits
 from swarmd.protocols.ledger_entries import Entry
 
@@ -26,22 +26,24 @@ class HeadPace:
         """When it last told of progress."""
         self.taken_s = now_s
         """When it last told that it had taken a micro-batch."""
-        self._since_s: dict[tuple[int, int], float] = {}
-        """(round, index) of its open leases to when they were first seen."""
+        self._since_s: dict[int, dict[int, float]] = {}
+        """By round: the indices of its open leases, and when each was first seen."""
         self._durations_s: deque[float] = deque(maxlen=WINDOW)
         self._strides_s: deque[float] = deque(maxlen=WINDOW)
+        self._usual_s: float | None = None
+        self.stride_s: float | None = None
+        """From one micro-batch it takes to the next; None while that is not known."""
 
     def see_leases(self, entry: Entry, now_s: float) -> None:
         """What it holds in a round, as of now."""
-        number = entry.key.round
-        for key in [key for key in self._since_s if key[0] == number]:
-            if key[1] in entry.leased:
-                continue
-            since_s = self._since_s.pop(key)
-            if key[1] in entry.done:
-                self._durations_s.append(now_s - since_s)
+        since_s = self._since_s.setdefault(entry.key.round, {})
+        for index in [index for index in since_s if index not in entry.leased]:
+            begun_s = since_s.pop(index)
+            if index in entry.done:
+                self._durations_s.append(now_s - begun_s)
+                self._usual_s = _usual(self._durations_s)
         for index in entry.leased:
-            self._since_s.setdefault((number, index), now_s)
+            since_s.setdefault(index, now_s)
 
     def see_progress(self, before: Entry | None, entry: Entry, now_s: float) -> None:
         """Its entry of a round was replaced by a newer one."""
@@ -49,6 +51,7 @@ class HeadPace:
         taken = len(entry.taken - before.taken) if before else len(entry.taken)
         if taken:
             self._strides_s.append((now_s - self.taken_s) / taken)
+            self.stride_s = _usual(self._strides_s)
             self.taken_s = now_s
         if taken or before is None or entry.done != before.done:
             self.heard_s = now_s
@@ -58,28 +61,23 @@ class HeadPace:
         self._since_s.clear()
 
     def forget_before(self, round_number: int) -> None:
-        for key in [key for key in self._since_s if key[0] < round_number]:
-            del self._since_s[key]
+        for number in [number for number in self._since_s if number < round_number]:
+            del self._since_s[number]
 
     def overdue(self, round_number: int, since_s: float) -> IndexSet:
         """Of a round, the leases first seen before `since_s`."""
-        return IndexSet.of(
-            index
-            for (number, index), seen_s in self._since_s.items()
-            if number == round_number and seen_s < since_s
-        )
+        seen_s = self._since_s.get(round_number)
+        if not seen_s or min(seen_s.values()) >= since_s:
+            return EMPTY
+        return IndexSet.of(index for index, begun_s in seen_s.items() if begun_s < since_s)
 
     def lease_s(self, limits: LeaseLimits) -> float:
         """After how long a lease of this head is free again."""
-        if len(self._durations_s) < OBSERVATIONS_MIN:
+        if self._usual_s is None:
             return limits.lease_s_first
-        usual_s = limits.lease_medians * median(self._durations_s)
-        return min(limits.lease_s_max, max(limits.lease_s_min, usual_s))
-
-    @property
-    def stride_s(self) -> float | None:
-        """From one micro-batch it takes to the next; None while that is not known."""
-        return median(self._strides_s) if len(self._strides_s) >= OBSERVATIONS_MIN else None
+        return min(
+            limits.lease_s_max, max(limits.lease_s_min, limits.lease_medians * self._usual_s)
+        )
 
     def is_quiet(self, limits: LeaseLimits, since_s: float, now_s: float) -> bool:
         """Nothing was heard for much longer than usual, though there was work since `since_s`."""
@@ -92,3 +90,7 @@ class HeadPace:
         if self.stride_s is None:
             return None
         return self.taken_s + ahead * self.stride_s - now_s
+
+
+def _usual(times_s: deque[float]) -> float | None:
+    return median(times_s) if len(times_s) >= OBSERVATIONS_MIN else None

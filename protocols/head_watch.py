@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from swarmd.protocols.head_pace import HeadPace
 from swarmd.protocols.ids import PeerId
-from swarmd.protocols.intervals import EMPTY, IndexSet
+from swarmd.protocols.intervals import IndexSet
 from swarmd.protocols.lease_limits import LeaseLimits
 from swarmd.protocols.ledger import Ledger
 from swarmd.protocols.ledger_entries import Entry
@@ -64,17 +64,17 @@ class HeadWatch:
 
     def held_by_others(self, round_number: int, now_s: float) -> tuple[IndexSet, IndexSet]:
         """(under a lease of another head that counts, only under such that have run out)."""
-        held = stale = EMPTY
+        held = stale = 0
         for entry in self._ledger.entries(round_number):
             pace = self._pace.get(entry.key.peer)
             is_own = entry.key.peer == self._own
             if not entry.leased or pace is None or is_own or not self._is_of_last_life(entry):
                 continue
-            late = pace.overdue(round_number, now_s - pace.lease_s(self._limits))
-            held |= entry.leased - late
-            stale |= entry.leased & late
-        ended = self._ledger.ended(round_number)
-        return held - ended, stale - ended - held
+            late = pace.overdue(round_number, now_s - pace.lease_s(self._limits)).bits
+            held |= entry.leased.bits & ~late
+            stale |= entry.leased.bits & late
+        others = ~self._ledger.ended(round_number).bits
+        return IndexSet(held & others), IndexSet(stale & others & ~held)
 
     def takes_in_s(
         self, head: PeerId, ahead: int, began_s: float | None, now_s: float

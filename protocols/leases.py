@@ -70,7 +70,7 @@ class LeaseBook:
         verify: Verify,
     ) -> None:
         """sign: our key's signature over a body. verify: (peer, body, signature) -> is it right?"""
-        self._own = own
+        self.own = own
         self._shape = shape
         self._limits = limits
         self._sign = sign
@@ -99,7 +99,7 @@ class LeaseBook:
     def set_recipients(self, peers: Iterable[PeerId], *, everybody: bool = False) -> None:
         """The peers that we have a link to and tell things. `everybody`: they are the whole swarm,
         so that nothing needs to be passed on."""
-        others = [peer for peer in peers if peer != self._own]
+        others = [peer for peer in peers if peer != self.own]
         self._effects += self._gossip.set_recipients(others, everybody)
 
     def handle(self, event: Event, now_s: float) -> list[Effect]:
@@ -142,7 +142,7 @@ class LeaseBook:
         self._look(now_s)
         if self.is_complete:
             return None, "run_complete"
-        if self._own not in self._watch.heads:
+        if self.own not in self._watch.heads:
             return None, "not_a_head"
         if self._work.held_count() >= LEASES_OPEN_MAX:
             return None, "too_many_leases"
@@ -257,7 +257,7 @@ class LeaseBook:
 
     def lease_s(self) -> float:
         """How long a lease of ours lasts in the eyes of others, as far as we can tell."""
-        return self._watch.lease_s(self._own)
+        return self._watch.lease_s(self.own)
 
     def audit(self, now_s: float) -> Audit:
         numbers = range(self.ledger.settled, self._gate.newest + 1)
@@ -300,7 +300,7 @@ class LeaseBook:
         view = RoundView(
             end=self._shape.micro_batches_of_round(number),
             heads=self._watch.heads,
-            own=self._own,
+            own=self.own,
             free=free,
             returned=self._work.returned(number),
             stale=stale,

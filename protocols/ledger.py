@@ -86,6 +86,8 @@ class Ledger:
         self.base = 0
         """Rounds below are known in sum only, and have ended."""
         self._settled = 0
+        self._of_body: dict[bytes, EntryKey] = {}
+        """The signed entries that we hold: most of what arrives is among them."""
         self._totals: dict[PeerId, Totals] = {}
         self._samples_twice = 0
         self._lost: set[LostRange] = set()
@@ -139,6 +141,10 @@ class Ledger:
     def get(self, key: EntryKey) -> Entry | None:
         held = self._rounds.get(key.round)
         return held.entries.get(key) if held else None
+
+    def held_as(self, signed: SignedEntry) -> EntryKey | None:
+        """The key under which just this version stands here."""
+        return self._of_body.get(signed.body)
 
     def rounds_in_detail(self) -> Iterator[int]:
         return iter(sorted(self._rounds))
@@ -195,6 +201,8 @@ class Ledger:
 
         Raises RemoteProtocolError: malformed, wrong_run, wrong_round, bad_signature, too_large.
         """
+        if self.held_as(signed) is not None:
+            return None
         try:
             entry = read_entry(signed, self.shape)
             held = self.get(entry.key)
@@ -220,6 +228,10 @@ class Ledger:
         before = held.entries.get(entry.key)
         if before is not None and entry.rank <= before.rank:
             return False
+        if before is not None and before.signed is not None:
+            del self._of_body[before.signed.body]
+        if entry.signed is not None:
+            self._of_body[entry.signed.body] = entry.key
         held.entries[entry.key] = entry
         held.fingerprint = (
             held.fingerprint + entry.fingerprint - (before.fingerprint if before else 0)
@@ -273,7 +285,7 @@ class Ledger:
             for peer, more in self._round_totals(number).items():
                 self._totals[peer] = self._totals.get(peer, Totals()).plus(more)
             self._samples_twice += self.samples_twice(number)
-            del self._rounds[number]
+            self._drop(number)
         self.base = until
 
     def totals(self) -> LedgerTotals:
@@ -311,7 +323,7 @@ class Ledger:
             self._lost = set()
             self._settled = max(self._settled, self.base)
             for number in [number for number in self._rounds if number < self.base]:
-                del self._rounds[number]
+                self._drop(number)
         for peer in sorted(theirs):
             mine = self._totals.get(peer, Totals())
             self._totals[peer] = Totals(*map(max, zip(mine, theirs[peer], strict=True)))
@@ -320,6 +332,11 @@ class Ledger:
         return before != (self.base, self._samples_twice, self._totals, self._lost)
 
     # ----------------------------------------------------------------------------------- inside
+
+    def _drop(self, round_number: int) -> None:
+        for entry in self._rounds.pop(round_number).entries.values():
+            if entry.signed is not None:
+                del self._of_body[entry.signed.body]
 
     def _lost_in(self, round_number: int) -> set[LostRange]:
         holes = self.ended(round_number) - self.done(round_number)

@@ -20,7 +20,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from swarmd.protocols.effects import Effect, Priority, Send
 from swarmd.protocols.ids import PeerId
 from swarmd.protocols.ledger import Ledger
-from swarmd.protocols.ledger_entries import Entry, EntryKey, read_entry
+from swarmd.protocols.ledger_entries import Entry, EntryKey
 from swarmd.protocols.messages.ledger import (
     UPDATE_BYTES_MAX,
     UPDATE_ENTRIES_MAX,
@@ -158,11 +158,8 @@ class LedgerGossip:
     def _forgive(self, peer: PeerId, update: LedgerUpdate) -> None:
         """The sender has what it sent: we owe it nothing of which we have no later version."""
         debts = self._owed.get(peer)
-        for signed in update.entries if debts else ():
-            key = read_entry(signed, self._ledger.shape).key
-            held = self._ledger.get(key)
-            if debts and held is not None and held.signed == signed:
-                debts.discard(key)
+        if debts:
+            debts -= {self._ledger.held_as(signed) for signed in update.entries}
 
     def _updates(self, peer: PeerId, entries: list[SignedEntry]) -> list[Effect]:
         """As few messages as their bounds allow."""
