@@ -150,7 +150,12 @@ def effective_config(
     _take_environment(layers, os.environ if environ is None else environ)
     for name, value in (flags or {}).items():
         layers.put(BY_NAME[name], value, FLAG)
-    return Effective(PeerConfig(**layers.values), layers.origins, tuple(layers.warnings))
+    idle = [
+        f"{setting.key} ({layers.origins[setting.name]}) has no effect in this version"
+        for setting in SETTINGS
+        if not setting.is_obeyed and layers.origins[setting.name] != BUILT_IN
+    ]
+    return Effective(PeerConfig(**layers.values), layers.origins, (*layers.warnings, *idle))
 
 
 def check_file(document: Document) -> list[str]:

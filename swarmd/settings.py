@@ -51,6 +51,8 @@ class Setting:
     """A flag without a value; in files and variables `true` or `false`."""
     is_live: bool = False
     """May change while the daemon runs (SIGHUP)."""
+    is_obeyed: bool = True
+    """False: read and checked, but nothing in this build acts on it. Setting it is a warning."""
 
     @property
     def key(self) -> str:
@@ -109,7 +111,7 @@ def _count(low: int, high: int, metavar: str = "N") -> Grammar:
 
 
 def _auto(inner: Grammar) -> Grammar:
-    """A number, or `auto` for None."""
+    """A number, or the word `auto`."""
 
     def parse(text: str) -> Any:
         return "auto" if text == "auto" else inner.parse(text)
@@ -188,12 +190,11 @@ SIZE = Grammar("SIZE", units.parse_size, units.format_size)
 RATE = Grammar("RATE", units.parse_rate, units.format_rate)
 SHAPE = Grammar("RATE[,DELAY[,JITTER]]", units.parse_shape, units.format_shape)
 ON_OFF = Grammar("on|off", _switch, bool)
-ADDRESS = Grammar("ADDR", lambda text: parse_peer_address(text))
+ADDRESS = Grammar("ADDR", parse_peer_address)
 ANNOUNCE = Grammar("ADDR", _announce)
 HOST_PORT = Grammar("IP:PORT", parse_host_port)
 HOURS = Grammar("22-07", _hours, lambda hours: f"{hours[0]:02}-{hours[1]:02}")
 NAME = Grammar("NAME", _name)
-WORD = Grammar("TEXT", _text)
 
 SETTINGS: tuple[Setting, ...] = (
     Setting(
@@ -230,10 +231,12 @@ SETTINGS: tuple[Setting, ...] = (
     ),
     Setting(
         name="metrics", section="net", grammar=HOST_PORT,
+        is_obeyed=False,
         help="Prometheus over HTTP at this address; off by default.",
     ),
     Setting(
         name="web", section="net", grammar=HOST_PORT,
+        is_obeyed=False,
         help="The read-only web view at this address; off by default.",
     ),
     Setting(
@@ -263,42 +266,52 @@ SETTINGS: tuple[Setting, ...] = (
     ),
     Setting(
         name="limit_up", section="limits", grammar=RATE, is_live=True,
+        is_obeyed=False,
         help="Cap on what is sent.",
     ),
     Setting(
         name="limit_down", section="limits", grammar=RATE, is_live=True,
+        is_obeyed=False,
         help="Cap on what is received.",
     ),
     Setting(
         name="quota_month", section="limits", grammar=SIZE, is_live=True,
+        is_obeyed=False,
         help="Cap on traffic in a month.",
     ),
     Setting(
         name="disk_limit", section="limits", grammar=SIZE, is_live=True,
+        is_obeyed=False,
         help="Cap on cache, checkpoints and logs together.",
     ),
     Setting(
         name="memory_limit", section="limits", grammar=SIZE,
+        is_obeyed=False,
         help="Cap on memory for stage state and work in flight.",
     ),
     Setting(
         name="only_idle", section="schedule", grammar=ON_OFF, is_switch=True, default=False,
-        is_live=True, help="Compute only while nobody uses this machine.",
+        is_live=True, is_obeyed=False,
+        help="Compute only while nobody uses this machine.",
     ),
     Setting(
         name="hours", section="schedule", grammar=HOURS, is_live=True,
+        is_obeyed=False,
         help="Compute only within these hours of the day, local time.",
     ),
     Setting(
         name="on_battery", section="schedule", grammar=ON_OFF, default=True, is_live=True,
+        is_obeyed=False,
         help="Compute on battery too.",
     ),
     Setting(
         name="power_limit", section="schedule", grammar=_count(1, 100_000, "W"), is_live=True,
+        is_obeyed=False,
         help="Watts the device may draw.",
     ),
     Setting(
         name="temp_limit", section="schedule", grammar=_count(1, 150, "C"), is_live=True,
+        is_obeyed=False,
         help="Pause above this temperature of the device.",
     ),
     Setting(

@@ -47,7 +47,15 @@ def test_flag_wins_over_variable_over_home_over_system_over_built_in(home: Home)
     assert found.origins["limit_up"] == str(home.config_file)
     assert found.origins["disk_limit"] == str(home.root / "etc.toml")
     assert found.origins["threads"] == "built-in"
-    assert found.warnings == ()
+    assert not [line for line in found.warnings if "unknown" in line]
+
+
+def test_setting_that_nothing_obeys_says_so_where_it_is_set(home: Home) -> None:
+    idle = next(setting for setting in SETTINGS if setting.name == "temp_limit")
+    assert effective(home).warnings == ()
+    found = effective(home, "[schedule]\ntemp_limit = 80\n")
+    expected = f"schedule.temp_limit ({home.config_file}) has no effect in this version"
+    assert found.warnings == (() if idle.is_obeyed else (expected,))
 
 
 def test_every_setting_can_be_written_shown_and_read_back(home: Home) -> None:
