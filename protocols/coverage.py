@@ -24,6 +24,8 @@ class Coverage:
     active_count: int
     observers: tuple[PeerId, ...]
     """Present, and hold no stage."""
+    furthest_step: int = 0
+    """The last inner step that anybody present has taken; 0: nobody has trained yet."""
 
     @property
     def missing(self) -> tuple[int, ...]:
@@ -61,4 +63,5 @@ def coverage_of(view: RosterView, stages: int) -> Coverage:
         coming=tuple(tuple(peers) for peers in coming),
         active_count=sum(len(peers) for peers in active),
         observers=tuple(observers),
+        furthest_step=max((peer.record.step for peer in view.present()), default=0),
     )

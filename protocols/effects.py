@@ -131,6 +131,37 @@ class ComputeReady:
 
 
 @dataclass(frozen=True, slots=True)
+class FileRead:
+    """The bytes asked for lie in `buffer`, which this machine owns now."""
+
+    token: int
+    buffer: BufferRef
+
+
+@dataclass(frozen=True, slots=True)
+class FileWritten:
+    token: int
+
+
+@dataclass(frozen=True, slots=True)
+class FileHashed:
+    """BLAKE2b-256 of each piece of `piece_bytes`, in order; the last may be shorter."""
+
+    token: int
+    size_bytes: int
+    hashes: tuple[bytes, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class FileFailed:
+    """`code`: hash_mismatch (nothing was written), disk_full, disk_error, missing, no_slot."""
+
+    token: int
+    code: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
 class LoopLag:
     """The driver itself was late by `lag_s`: local health, not the others' fault."""
 
@@ -158,6 +189,10 @@ Event = (
     | ComputeFailed
     | ComputeLost
     | ComputeReady
+    | FileRead
+    | FileWritten
+    | FileHashed
+    | FileFailed
     | LoopLag
     | Command
 )
@@ -239,6 +274,38 @@ class LoadStage:
 
 
 @dataclass(frozen=True, slots=True)
+class ReadFile:
+    """Read a piece of a file into a slot. Ends as FileRead or FileFailed, as all file effects do
+    once, with the same token. Paths are names below the peer's own state directory."""
+
+    token: int
+    path: str
+    offset_bytes: int
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class WriteFile:
+    """Write a slot's bytes at an offset, if their BLAKE2b-256 is `hash`. The driver holds the slot
+    meanwhile. Ends as FileWritten or FileFailed."""
+
+    token: int
+    path: str
+    offset_bytes: int
+    buffer: BufferRef
+    hash: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class HashFile:
+    """Ends as FileHashed or FileFailed."""
+
+    token: int
+    path: str
+    piece_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class Release:
     """This machine no longer needs the slot."""
 
@@ -256,7 +323,21 @@ class Emit:
     fields: dict[str, Any] = field(default_factory=dict)
 
 
-Effect = Send | Dial | Locate | Drop | SetTimer | ClearTimer | Compute | LoadStage | Release | Emit
+Effect = (
+    Send
+    | Dial
+    | Locate
+    | Drop
+    | SetTimer
+    | ClearTimer
+    | Compute
+    | LoadStage
+    | ReadFile
+    | WriteFile
+    | HashFile
+    | Release
+    | Emit
+)
 
 
 class Machine(Protocol):

@@ -69,8 +69,7 @@ class Ending:
             case "idle" if self.leaves:
                 return self._go("leaving", now_s)
             case "complete" if not stays:
-                lingered = now_s - self.since_s >= LINGER_S
-                if lingered or (others_know and is_empty):
+                if others_know or now_s - self.since_s >= LINGER_S:
                     return self._go("leaving", now_s)
             case "leaving" if now_s - self.since_s >= GOODBYE_S:
                 return self._go("gone", now_s)

@@ -25,8 +25,6 @@ class Situation:
     resources: Reason | None = None
     """out_of_memory, disk_*, device_lost, worker_died, data_missing."""
     is_complete: bool = False
-    is_loading: bool = False
-    loading_step: str = ""
     entry_causes: tuple[tuple[str, str], ...] = ()
     """(address, cause) of entry addresses that do not answer, while nobody else is known."""
     entries_tried: bool = False
@@ -85,8 +83,6 @@ def _own(facts: Situation) -> Reason | None:
         return facts.user
     if facts.resources is not None:
         return facts.resources
-    if facts.is_loading:
-        return Reason(code="starting", text=facts.loading_step, stage=facts.stage)
     return None
 
 

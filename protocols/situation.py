@@ -26,10 +26,9 @@ def situation_of(peer: PeerMachine, now_s: float) -> Situation:
     return Situation(
         failed=peer.failed,
         user=_user(peer, now_s),
-        resources=peer.resources,
-        is_complete=peer.ending.code == "run_complete",
-        is_loading=peer.loading is not None,
-        loading_step=peer.loading or "",
+        resources=peer.work.resources,
+        is_complete=peer.leases.is_complete,
+        syncing=peer.work.seat.reason(now_s),
         entry_causes=tuple(
             (address, cause)
             for _, causes in sorted(peer.entry_causes.items())
@@ -45,17 +44,18 @@ def situation_of(peer: PeerMachine, now_s: float) -> Situation:
             (stage, view.peer) for stage, views in enumerate(coverage.coming) for view in views
         ),
         missing_until_s=missing_until_s,
-        stage=peer.stage,
+        stage=peer.work.stage,
         is_observer=peer.setup.is_observer,
         waiting=_waiting(peer, now_s),
-        round=peer.round,
+        round=peer.work.round,
         now_s=now_s,
     )
 
 
 def _waiting(peer: PeerMachine, now_s: float) -> Waiting | None:
     """What the pipeline waits for, once it has for longer than a hiccup."""
-    found = None if peer.pipeline is None else peer.pipeline.waiting(now_s)
+    pipeline = peer.work.pipeline
+    found = None if pipeline is None else pipeline.waiting(now_s)
     if found is None or now_s - found.subject.get("since_s", now_s) < HICCUP_S:
         return None
     return found
@@ -65,6 +65,6 @@ def _user(peer: PeerMachine, now_s: float) -> Reason | None:
     if not peer.ending.takes_no_work:
         return peer.paused
     in_flight: dict[str, int] = {}
-    if peer.pipeline is not None:
-        in_flight = peer.pipeline.statistics(now_s).in_flight
+    if peer.work.pipeline is not None:
+        in_flight = peer.work.pipeline.statistics(now_s).in_flight
     return peer.ending.reason(sum(in_flight.values()), len(peer.leases.held()))

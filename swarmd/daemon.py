@@ -113,7 +113,13 @@ class Daemon:
     ) -> None:
         self.request = request
         self.node = PeerNode(
-            request.home, request.config, identity, incarnation, started_at, stays=request.stays
+            request.home,
+            request.config,
+            identity,
+            incarnation,
+            started_at,
+            stays=request.stays,
+            is_founder=request.is_first,
         )
         self._end: End | None = None
         self._scope = trio.CancelScope()

@@ -14,6 +14,7 @@ import itertools
 import logging
 from collections import Counter, deque
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, Protocol
 
 import trio
@@ -28,9 +29,11 @@ from swarmd.net.transport import (
     Transport,
     TransportEvent,
 )
+from swarmd.node.files import FileLane
 from swarmd.protocols import effects as fx
 from swarmd.protocols.errors import RemoteProtocolError
 from swarmd.protocols.ids import PeerId
+from swarmd.protocols.jobs import Job, StageCall
 from swarmd.protocols.messages import Message
 from swarmd.protocols.wire import decode, encode
 
@@ -70,6 +73,7 @@ class Driver:
         self._on_emit = on_emit
         self._on_load = on_load
         self.lane: Compute | None = None
+        self.files: FileLane | None = None
         self._inbox: deque[fx.Event] = deque()
         self._linked: set[PeerId] = set()
         self._wake = trio.Event()
@@ -165,7 +169,10 @@ class Driver:
                 self._timers.pop(name, None)
             case fx.Compute(job_id, job):
                 assert self.lane is not None, "a job before a stage was loaded"
-                self.lane.submit_nowait(job_id, job)
+                self.lane.submit_nowait(job_id, self._located(job))
+            case fx.ReadFile() | fx.WriteFile() | fx.HashFile():
+                assert self.files is not None, "a file effect without files"
+                self.files.run_nowait(effect)
             case fx.Release(buffer):
                 self._slots.release(buffer)
             case fx.Emit():
@@ -178,6 +185,14 @@ class Driver:
                 self._transport.drop(peer, reason)
             case fx.LoadStage():
                 self._on_load(effect)
+
+    def _located(self, job: Job) -> Job:
+        """Machines name files; the worker needs to know where they lie."""
+        if isinstance(job, StageCall) and "path" in job.args:
+            assert self.files is not None, "a file without a place"
+            path = str(self.files.path_of(job.args["path"]))
+            return replace(job, args={**job.args, "path": path})
+        return job
 
     def _send(self, effect: fx.Send) -> None:
         if effect.peer in self.cut:

@@ -147,8 +147,8 @@ class _Dump(_Answer):
         data: dict[str, Any] = {"reason": node.reason().code}
         if node.machine is not None:
             data["membership"] = repr(node.machine.membership.statistics())
-            if node.machine.pipeline is not None:
-                data["pipeline"] = repr(node.machine.pipeline.statistics(now_s))
+            if node.machine.work.pipeline is not None:
+                data["pipeline"] = repr(node.machine.work.pipeline.statistics(now_s))
         if node.lane is not None:
             data["lane"] = repr(node.lane.statistics())
         if node.slots is not None:

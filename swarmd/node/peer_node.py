@@ -29,21 +29,24 @@ from swarmd.local_api.server import serve
 from swarmd.named_limits import NamedLimits, limits_of
 from swarmd.net.transport import Transport
 from swarmd.node.driver import Driver
+from swarmd.node.files import FileLane
 from swarmd.node.handlers import control_handlers
 from swarmd.node.lane import ComputeLane
 from swarmd.node.late_store import LateStore
 from swarmd.node.process_backend import ProcessBackend
 from swarmd.node.report import Reporter
 from swarmd.node.slot_plan import OUTPUT_RESERVE, slot_classes
+from swarmd.partition import flops_per_token, stage_parameters
 from swarmd.peer_config import PeerConfig
+from swarmd.protocols import assignment, lease_limits, membership_limits
 from swarmd.protocols import effects as fx
-from swarmd.protocols import lease_limits, membership_limits
 from swarmd.protocols.bootstrap import Bootstrap, BootstrapLimits
 from swarmd.protocols.ids import PeerId, RunId
 from swarmd.protocols.leases import LeaseBook
 from swarmd.protocols.membership import Membership
 from swarmd.protocols.messages.gossip import PeerRecord
-from swarmd.protocols.peer import PeerMachine, PeerSetup
+from swarmd.protocols.peer import PeerMachine
+from swarmd.protocols.peer_setup import PeerSetup
 from swarmd.protocols.pipeline_shape import PipelineLimits
 from swarmd.protocols.reasons import Reason
 from swarmd.run_config import RunConfig
@@ -63,8 +66,10 @@ EXIT_CODES = {
     "model_does_not_fit": 77,
 }
 """Of the reasons with which a peer ends by itself; any other is a failure (1)."""
+BYTES_PER_PARAMETER = 20
+"""Weight, gradient, two moments, and the copy that graphs in flight keep; float32 each."""
 IN_FLIGHT_PER_STAGE = 2
-"""Micro-batches a peer holds at once for each stage of the run: one travels while one is computed."""
+"""Micro-batches a peer holds at once, for each stage: one travels while one is computed."""
 
 
 class PeerNode:
@@ -79,6 +84,7 @@ class PeerNode:
         started_at: str,
         *,
         stays: bool,
+        is_founder: bool,
     ) -> None:
         self.home = home
         self.config = config
@@ -86,6 +92,7 @@ class PeerNode:
         self.incarnation = incarnation
         self.started_at = started_at
         self.stays = stays
+        self.is_founder = is_founder
         self.limits: NamedLimits = limits_of("wan")
         self.run: RunConfig | None = None
         self.machine: PeerMachine | None = None
@@ -100,6 +107,8 @@ class PeerNode:
         self._nursery: trio.Nursery | None = None
         self._ended = trio.Event()
         self._outcome: tuple[str, int, str] = ("internal_error", 1, "")
+        self._wanted_state: str | None = None
+        self._device = "cpu"
         self._described: bytes | None = None
         self._described_event = trio.Event()
 
@@ -230,6 +239,9 @@ class PeerNode:
         setup = PeerSetup(
             shape=run.shape,
             run_body=run.canonical(),
+            needs=_stage_needs(run),
+            is_founder=self.is_founder,
+            assignment_limits=assignment.local() if is_local else assignment.wan(),
             entries={p: a for p, a in entries.items() if p != peer},
             stage=stage,
             is_observer=self.config.observe,
@@ -252,6 +264,9 @@ class PeerNode:
             on_emit=self._emitted,
             on_load=self._load_stage,
         )
+        self.driver.files = FileLane(
+            self.home.cache / "state", self._store, self._nursery, self.driver.put
+        )
         self._nursery.start_soon(self.driver.run)
 
     def _load_stage(self, wanted: fx.LoadStage) -> None:
@@ -262,17 +277,31 @@ class PeerNode:
         config = WorkerConfig(
             run=self.run,
             stage=wanted.stage,
-            device="cpu",
+            device=self._device,
+            state_file=None if wanted.state is None else self._files().path_of(wanted.state),
             threads=self.config.threads,
             micro_batch_max=self.config.micro_batch if self.config.micro_batch != "auto" else None,
             cache_dir=self.home.cache,
         )
+        self._wanted_state = wanted.state
         if self.lane is None:
             backend = ProcessBackend(config, self.slots, nursery=self._nursery)
-            self.lane = ComputeLane(backend, self.driver.put, on_gone=self._worker_gone)
+            self.lane = ComputeLane(backend, self._compute_told, on_gone=self._worker_gone)
             self.driver.lane = self.lane
             self._nursery.start_soon(self.lane.run)
         self.lane.load_nowait(config)
+
+    def _compute_told(self, event: fx.Event) -> None:
+        """From the lane to the machine. A worker that is ready says what it started from."""
+        assert self.driver is not None
+        if isinstance(event, fx.ComputeReady):
+            event = fx.ComputeReady({**event.info, "state": self._wanted_state})
+        self.driver.put(event)
+
+    def _files(self) -> FileLane:
+        assert self.driver is not None
+        assert self.driver.files is not None
+        return self.driver.files
 
     def _worker_gone(self, code: str, text: str) -> None:
         log.error("worker_gone code=%s text=%s", code, text)
@@ -353,6 +382,15 @@ def _hash_of(body: bytes) -> str:
 
 def _without_peer(address: str) -> str:
     return address.partition("/p2p/")[0]
+
+
+def _stage_needs(run: RunConfig) -> assignment.StageNeeds:
+    """What each stage asks of a device: arithmetic a token, and memory for weights and moments."""
+    stages = range(run.stages)
+    return assignment.StageNeeds(
+        costs=tuple(flops_per_token(run, stage) for stage in stages),
+        memory_bytes=tuple(BYTES_PER_PARAMETER * stage_parameters(run, stage) for stage in stages),
+    )
 
 
 def _pipeline_limits(run: RunConfig) -> PipelineLimits:

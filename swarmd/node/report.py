@@ -147,7 +147,7 @@ class Reporter:
         node = self._node
         addresses = [] if node.transport is None else node.transport.addresses()
         origin = "announce" if node.config.announce else "listen"
-        info = {} if node.machine is None else node.machine.worker_info
+        info = {} if node.machine is None else node.machine.work.worker_info
         return PeerPart(
             id=node.identity.peer_id,
             name=node.name,
@@ -236,36 +236,36 @@ class Reporter:
 
     def _stage_part(self, machine: PeerMachine) -> StagePart | None:
         run = self._node.run
-        if machine.stage is None or run is None:
+        if machine.work.stage is None or run is None:
             return None
         return StagePart(
-            index=machine.stage,
-            layers=run.layer_ranges[machine.stage],
-            replicas=len(machine.coverage.active[machine.stage]),
+            index=machine.work.stage,
+            layers=run.layer_ranges[machine.work.stage],
+            replicas=len(machine.coverage.active[machine.work.stage]),
             basis_version=machine.shape.basis_version,
             data_rank=_rank(machine),
         )
 
     def _slots(self, machine: PeerMachine, now_s: float) -> list[Slot]:
-        if machine.stage is None:
+        if machine.work.stage is None:
             return []
         reason = machine.reasons.current
         return [
             Slot(
-                device=str(machine.worker_info.get("device") or "cpu"),
-                stage=machine.stage,
+                device=str(machine.work.worker_info.get("device") or "cpu"),
+                stage=machine.work.stage,
                 state=reason.state,
                 reason_code=reason.code,
-                tokens_per_s=machine.tokens_per_s(now_s) or None,
+                tokens_per_s=machine.work.tokens_per_s(now_s) or None,
             )
         ]
 
     def _progress(self, machine: PeerMachine, now_s: float) -> Progress:
-        losses, ledger = machine.losses, machine.leases.ledger
-        told = None if machine.pipeline is None else machine.pipeline.statistics(now_s)
+        losses, ledger = machine.work.losses, machine.leases.ledger
+        told = None if machine.work.pipeline is None else machine.work.pipeline.statistics(now_s)
         step = 0 if told is None or told.last_step is None else told.last_step + 1
         held_out = None
-        for number in range(min(machine.round, machine.shape.rounds - 1), -1, -1):
+        for number in range(min(machine.work.round, machine.shape.rounds - 1), -1, -1):
             held_out = machine.leases.held_out_loss(number)
             if held_out is not None:
                 break
@@ -277,8 +277,8 @@ class Reporter:
         seen = told.loss_last if told is not None else None
         return Progress(
             inner_step=step,
-            outer_round=machine.round,
-            round_phase="inner" if machine.pipeline is not None else None,
+            outer_round=machine.work.round,
+            round_phase="inner" if machine.work.pipeline is not None else None,
             loss=losses.latest if losses.latest is not None else seen,
             loss_first=losses.first if losses.first is not None else told and told.loss_first,
             loss_ema=losses.ema if losses.ema is not None else told and told.loss_ema,
@@ -289,22 +289,22 @@ class Reporter:
         )
 
     def _eta_s(self, machine: PeerMachine, step: int, now_s: float) -> float | None:
-        begun_s = machine.first_contribution_s
+        begun_s = machine.work.first_done_s
         if begun_s is None or step < 2 or now_s <= begun_s:
             return None
         return round((machine.shape.total_steps - step) * (now_s - begun_s) / step, 1)
 
     def _throughput(self, machine: PeerMachine, now_s: float) -> Throughput:
-        if machine.pipeline is None or self._node.run is None:
+        if machine.work.pipeline is None or self._node.run is None:
             return Throughput()
-        told = machine.pipeline.statistics(now_s)
+        told = machine.work.pipeline.statistics(now_s)
         compute_s = told.wait_s.get("computing", 0.0)
         wait_s = sum(seconds for code, seconds in told.wait_s.items() if code != "computing")
         tokens = told.counters.counted * machine.shape.micro_batch_tokens
-        begun_s = machine.first_contribution_s
+        begun_s = machine.work.first_done_s
         spent_s = now_s - begun_s if begun_s is not None else 0.0
         tokens_per_s = tokens / spent_s if spent_s > 1 else None
-        flops = flops_per_token(self._node.run, machine.stage or 0)
+        flops = flops_per_token(self._node.run, machine.work.stage or 0)
         total = compute_s + wait_s
         return Throughput(
             tokens_per_s_self=tokens_per_s,
@@ -338,9 +338,9 @@ class Reporter:
         return [] if transport is None else transport.statistics()
 
     def _faults(self, machine: PeerMachine, now_s: float) -> Faults:
-        if machine.pipeline is None:
+        if machine.work.pipeline is None:
             return Faults()
-        told = machine.pipeline.statistics(now_s)
+        told = machine.work.pipeline.statistics(now_s)
         last = told.fault_last
         return Faults(
             count=told.faults,
@@ -354,7 +354,7 @@ class Reporter:
         )
 
     def _join(self, machine: PeerMachine) -> Join:
-        first_s = machine.first_contribution_s
+        first_s = machine.work.first_done_s
         begun_s = self._started_s
         return Join(
             started_at=self._node.started_at,
@@ -372,9 +372,9 @@ class Reporter:
         )
 
     def _contribution(self, machine: PeerMachine, now_s: float) -> Contribution:
-        if machine.pipeline is None:
+        if machine.work.pipeline is None:
             return Contribution()
-        counted = machine.pipeline.statistics(now_s).counters.counted
+        counted = machine.work.pipeline.statistics(now_s).counters.counted
         return Contribution(
             micro_batches=counted, tokens=counted * machine.shape.micro_batch_tokens
         )
@@ -471,6 +471,6 @@ def _kind(device: object) -> Any:
 
 def _rank(machine: PeerMachine) -> int | None:
     """Our place among the replicas of our stage."""
-    assert machine.stage is not None
-    replicas = [peer.peer for peer in machine.coverage.active[machine.stage]]
+    assert machine.work.stage is not None
+    replicas = [peer.peer for peer in machine.coverage.active[machine.work.stage]]
     return replicas.index(machine.peer) if machine.peer in replicas else None

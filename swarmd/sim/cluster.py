@@ -21,13 +21,14 @@ from swarmd.protocols import effects as fx
 from swarmd.protocols import wire
 from swarmd.protocols.errors import RemoteProtocolError
 from swarmd.protocols.ids import PeerId, RunId
-from swarmd.protocols.jobs import BufferRef
-from swarmd.protocols.limits import EFFECTS_PER_EVENT_MAX
+from swarmd.protocols.jobs import BufferRef, Job, StageCall
+from swarmd.protocols.limits import CHUNK_BYTES, EFFECTS_PER_EVENT_MAX
 from swarmd.protocols.membership import Membership
 from swarmd.protocols.messages import Message
 from swarmd.protocols.run_shape import RunShape
 from swarmd.sim.clock import World
 from swarmd.sim.fake_compute import CostModel, FakeCompute
+from swarmd.sim.files import READ_S, SimFiles
 from swarmd.sim.message_size import size_of_message
 from swarmd.sim.network import Network, NetworkProfile
 from swarmd.sim.slots import SimSlots
@@ -345,11 +346,26 @@ class Cluster:
             peer.timers.pop(effect.name, None)
         elif isinstance(effect, fx.Release):
             peer.slots.release(effect.buffer)
+        elif isinstance(effect, (fx.ReadFile, fx.WriteFile, fx.HashFile)):
+            answer = SimFiles(peer.disk, peer.slots).answer(effect, CHUNK_BYTES)
+            self.world.after(READ_S, self._deliver_to, peer, peer.epoch, answer)
         elif peer.compute is not None:
             if isinstance(effect, fx.Compute):
+                self._write_state(peer, effect.job)
                 peer.compute.submit(effect.job_id, effect.job)
             elif isinstance(effect, fx.LoadStage):
-                peer.compute.load(effect.stage)
+                peer.compute.load(effect.stage, effect.state)
+
+    def _write_state(self, peer: SimPeer, job: Job) -> None:
+        """A worker that is told to write its state down does."""
+        if isinstance(job, StageCall) and job.name == "state":
+            content = f"{peer.name}/{peer.epoch}/{self.world.now_s:.6f}"
+            SimFiles(peer.disk, peer.slots).create(str(job.args["path"]), content)
+
+    def _deliver_to(self, peer: SimPeer, epoch: int, event: fx.Event) -> None:
+        """To the process that asked; its successor knows nothing of it."""
+        if peer.epoch == epoch and peer.is_running:
+            self._deliver(peer, event)
 
     def _send(self, peer: SimPeer, effect: fx.Send) -> None:
         message: Message | bytes = effect.message

@@ -88,6 +88,7 @@ class FakeCompute:
         self._queue: deque[_Queued] = deque()
         self._epoch = 0
         self._stage: int | None = None
+        self._state: str | None = None
         self._graphs: set[tuple[MicroBatchId, int]] = set()
         self._steps = 0
         self.speed = 1.0
@@ -97,10 +98,10 @@ class FakeCompute:
 
     # ------------------------------------------------------------------------------------- driver
 
-    def load(self, stage: int) -> None:
+    def load(self, stage: int, state: str | None = None) -> None:
         """Have the stage: a new worker in place of the old one."""
         self._forget_all()
-        self._stage = stage
+        self._stage, self._state = stage, state
         self._world.after(self._duration_s(self._costs.load_s), self._loaded, self._epoch)
 
     def submit(self, job_id: int, job: Job) -> None:
@@ -118,7 +119,7 @@ class FakeCompute:
             self._tell(fx.ComputeFailed(job_id, JobFailure(code)))
         self._tell(fx.ComputeLost("the worker died", code))
         if stage is not None:
-            self.load(stage)
+            self.load(stage, self._state)
 
     def end(self) -> None:
         """With its peer: silently."""
@@ -134,7 +135,9 @@ class FakeCompute:
 
     def _loaded(self, epoch: int) -> None:
         if epoch == self._epoch:
-            self._tell(fx.ComputeReady({"device": "sim", "stage": self._stage}))
+            self._tell(
+                fx.ComputeReady({"state": self._state, "device": "sim", "stage": self._stage})
+            )
             if self._queue:
                 self._begin()
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from swarmd.protocols import lease_limits
+from swarmd.protocols.assignment import AssignmentLimits, equal_needs
 from swarmd.protocols.leases import LeaseBook
 from swarmd.protocols.membership import Membership
 from swarmd.protocols.membership_limits import MembershipLimits
 from swarmd.protocols.messages.gossip import PeerRecord
-from swarmd.protocols.peer import PeerMachine, PeerSetup
+from swarmd.protocols.peer import PeerMachine
+from swarmd.protocols.peer_setup import PeerSetup
 from swarmd.protocols.pipeline_shape import PipelineLimits
 from swarmd.sim.cluster import Factory, PeerSpec
 
@@ -20,6 +22,7 @@ def whole_factory(
     limits: MembershipLimits,
     stage_of: StageOf,
     pipeline_limits: PipelineLimits | None = None,
+    placing: AssignmentLimits | None = None,
 ) -> Factory:
     """`stage_of` says which stage a peer asks for; None: as the swarm decides."""
 
@@ -46,8 +49,11 @@ def whole_factory(
         setup = PeerSetup(
             shape=spec.shape,
             run_body=b"simulated",
+            needs=equal_needs(spec.shape.stages),
             entries=dict(spec.entries),
             stage=stage_of(spec),
+            is_founder=not spec.entries,
+            assignment_limits=placing or AssignmentLimits(),
             pipeline_limits=pipeline_limits or PipelineLimits(),
         )
         return PeerMachine(setup, membership, leases, spec.rng, spec.now_s)

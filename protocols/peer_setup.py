@@ -1,0 +1,33 @@
+"""What one peer is to be: what the composite needs that is neither the swarm's nor learned."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from swarmd.protocols.assignment import AssignmentLimits, StageNeeds
+from swarmd.protocols.ids import PeerId
+from swarmd.protocols.pipeline_shape import PipelineLimits
+from swarmd.protocols.run_shape import RunShape
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PeerSetup:
+    """Of one start of one peer."""
+
+    shape: RunShape
+    run_body: bytes
+    """The canonical RunConfig, for whoever asks."""
+    needs: StageNeeds
+    """What each stage asks of a device."""
+    entries: dict[PeerId, tuple[str, ...]]
+    """Addresses to begin with."""
+    stage: int | None = None
+    """The stage asked for; None: as the swarm decides."""
+    is_founder: bool = False
+    """May decide alone, before anybody else is there."""
+    is_observer: bool = False
+    stays: bool = False
+    """Stay after the run's end, until told to go."""
+    agent: str = ""
+    pipeline_limits: PipelineLimits = field(default_factory=PipelineLimits)
+    assignment_limits: AssignmentLimits = field(default_factory=AssignmentLimits)

@@ -1,0 +1,186 @@
+"""Which stage this peer holds, and how it comes to hold it.
+
+    none -> choosing -> fetching -> loading -> held
+                 \\____________________/            a run that has not begun starts from the seed
+
+The stage is the user's (`--stage N`, pinned in the record) or what placement finds. State is made
+from the run's seed as long as nobody has trained; later it comes only from a peer that holds the
+stage, or from our own checkpoint: it is never invented. If nobody has it, the seat waits and says
+so (run_state_lost).
+
+Nothing is decided before the roster can be trusted: others have been met, or this peer founds the
+swarm. What the worker does is told by `loaded` and `lost`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from swarmd.protocols import effects as fx
+from swarmd.protocols.coverage import Coverage
+from swarmd.protocols.ids import PeerId
+from swarmd.protocols.placement import Placement
+from swarmd.protocols.reasons import Reason
+from swarmd.protocols.roster import RosterView
+from swarmd.protocols.state_fetch import StateFetch
+
+HAS_NO_DONOR_S = 3.0
+"""So long nobody must hold a stage that was trained before it is called lost: rosters settle."""
+
+
+class Seat:
+    """For the composite. `fields` gathers what the own record should say; take it with `take`."""
+
+    def __init__(
+        self,
+        own: PeerId,
+        placement: Placement,
+        *,
+        wanted: int | None,
+        is_observer: bool,
+        is_founder: bool,
+        next_token: Callable[[], int],
+    ) -> None:
+        self._own = own
+        self.placement = placement
+        self._wanted = wanted
+        self._is_observer = is_observer
+        self._may_choose = is_founder
+        self._next_token = next_token
+        self._fields: dict[str, object] = {}
+        self._no_donor_since_s: float | None = None
+        self.phase = "none"
+        self.stage: int | None = None
+        self.fetch: StateFetch | None = None
+        self.round = 0
+        """Of the state that was fetched."""
+        self.checkpoint: tuple[str, int] | None = None
+        """Our own last one: (file, round)."""
+        self._loading: str | None = None
+        self.changes = 0
+        self.why = ""
+
+    def take(self) -> dict[str, object]:
+        """What to say in our record since the last call."""
+        fields, self._fields = self._fields, {}
+        return fields
+
+    # ------------------------------------------------------------------------------------- review
+
+    def review(
+        self,
+        view: RosterView,
+        coverage: Coverage,
+        linked: frozenset[PeerId],
+        has_begun: bool,
+        now_s: float,
+    ) -> list[fx.Effect]:
+        """Call it when the view has changed, and every second or so."""
+        self._may_choose = self._may_choose or len(view.present()) > 1
+        if self._is_observer or not self._may_choose:
+            return []
+        if self._wanted is not None:
+            return self._review_wanted(coverage, linked, has_begun, now_s)
+        change = self.placement.review(view, now_s)
+        self._fields |= change.fields
+        if change.fields:
+            self.why = change.why
+        own = view.get(self._own)
+        assert own is not None, "we are not in our own roster"
+        phase = change.fields.get("phase", own.record.phase)
+        stage = change.fields.get("stage", own.record.stage)
+        if phase == "syncing" and isinstance(stage, int):
+            return self._towards(stage, coverage, linked, has_begun, now_s)
+        return []
+
+    def _review_wanted(
+        self, coverage: Coverage, linked: frozenset[PeerId], has_begun: bool, now_s: float
+    ) -> list[fx.Effect]:
+        assert self._wanted is not None
+        if self.phase == "none":
+            self._fields |= {"stage": self._wanted, "phase": "syncing", "pinned": True}
+        return self._towards(self._wanted, coverage, linked, has_begun, now_s)
+
+    def _towards(
+        self,
+        stage: int,
+        coverage: Coverage,
+        linked: frozenset[PeerId],
+        has_begun: bool,
+        now_s: float,
+    ) -> list[fx.Effect]:
+        """Go on with getting hold of `stage`."""
+        if stage != self.stage:
+            self.changes += self.stage is not None
+            self.stage, self.phase, self.fetch, self.checkpoint = stage, "choosing", None, None
+        donors = [v.peer for v in coverage.active[stage] if v.peer in linked]
+        if self.phase == "fetching":
+            assert self.fetch is not None
+            return self.fetch.set_donors(donors, now_s)
+        if self.phase != "choosing":
+            return []
+        if not has_begun:
+            return self._load(None)
+        if not coverage.active[stage]:
+            return self._without_donors(now_s)
+        self._no_donor_since_s = None
+        self.phase = "fetching"
+        self.fetch = StateFetch(stage, self._next_token)
+        return [*self.fetch.set_donors(donors, now_s), *self.fetch.start(now_s)]
+
+    def _without_donors(self, now_s: float) -> list[fx.Effect]:
+        """Nobody holds the stage: what we wrote down ourselves, or wait for somebody who does."""
+        if self.checkpoint is not None:
+            path, self.round = self.checkpoint
+            return self._load(path)
+        if self._no_donor_since_s is None:
+            self._no_donor_since_s = now_s
+        return []
+
+    def _load(self, path: str | None) -> list[fx.Effect]:
+        assert self.stage is not None
+        self.phase, self._loading = "loading", path
+        return [fx.LoadStage(self.stage, path)]
+
+    # ------------------------------------------------------------------------------------- events
+
+    def handle(self, event: fx.Event, now_s: float) -> list[fx.Effect]:
+        """Messages, files and timers of a transfer."""
+        if self.fetch is None:
+            return []
+        effects: list[fx.Effect] = []
+        for effect in self.fetch.handle(event, now_s):
+            if isinstance(effect, fx.Emit) and effect.name == "state/fetched":
+                self.round = effect.fields["round"]
+                effects += self._load(effect.fields["path"])
+            else:
+                effects.append(effect)
+        return effects
+
+    def is_expected(self, state: str | None) -> bool:
+        """Whether a worker that started from `state` is the one that was asked for."""
+        return self.phase == "loading" and state == self._loading
+
+    def loaded(self) -> None:
+        """The worker holds the stage."""
+        self.phase = "held"
+        self._fields["phase"] = "active"
+
+    def lost(self) -> None:
+        """The worker is gone, and with it what it had learned."""
+        if self.phase == "held":
+            self.phase, self.fetch = "choosing", None
+            self._fields["phase"] = "syncing"
+
+    def reason(self, now_s: float) -> Reason | None:
+        """What the seat is at, if it is not held."""
+        if self.phase == "fetching" and self.fetch is not None:
+            return self.fetch.reason(now_s)
+        if self.phase == "loading":
+            text = f"loading stage {self.stage}"
+            return Reason(code="state_verifying", text=text, stage=self.stage)
+        if self.phase == "choosing" and self._no_donor_since_s is not None:
+            if now_s - self._no_donor_since_s >= HAS_NO_DONOR_S:
+                text = f"nobody holds the state of stage {self.stage}"
+                return Reason(code="run_state_lost", text=text, stage=self.stage)
+        return None

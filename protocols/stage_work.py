@@ -1,0 +1,340 @@
+"""The stage that this peer holds, and all that is done with it.
+
+    seat       which stage, and where its state comes from       pipeline   micro-batches passing
+    donor      the state, for those who need it                  leases     what a head may start
+
+They do not know each other; this file tells each what it needs of the others, and opens and ends
+rounds. What they emit with a name that begins with `pipeline/` or `state/` stays in here.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Iterable
+from types import ModuleType
+from typing import Any
+
+from swarmd.protocols import effects as fx
+from swarmd.protocols.coverage import Coverage
+from swarmd.protocols.ids import MicroBatchId, PeerId
+from swarmd.protocols.jobs import StageCall
+from swarmd.protocols.leases import LeaseBook
+from swarmd.protocols.loss_book import LossBook
+from swarmd.protocols.messages import Message, state
+from swarmd.protocols.messages import pipeline as pipeline_messages
+from swarmd.protocols.peer_setup import PeerSetup
+from swarmd.protocols.pipeline import Pipeline
+from swarmd.protocols.pipeline_shape import PipelineShape
+from swarmd.protocols.placement import Placement
+from swarmd.protocols.reasons import Reason
+from swarmd.protocols.roster import RosterView
+from swarmd.protocols.routing import Candidate, Router
+from swarmd.protocols.seat import Seat
+from swarmd.protocols.state_donor import StateDonor
+
+DONOR_MESSAGES = (state.StateRequest, state.ChunkRequest)
+DEVICE_CODES = ("device_lost", "out_of_memory", "data_missing", "model_does_not_fit")
+"""Losses of the worker that have a reason of their own; any other is `worker_died`."""
+
+
+class StageWork:
+    """For the composite. `take_fields` gives what the own record should say from now on."""
+
+    def __init__(
+        self, setup: PeerSetup, own: PeerId, leases: LeaseBook, rng: random.Random
+    ) -> None:
+        self.setup = setup
+        self.shape = setup.shape
+        self.leases = leases
+        placement = Placement(own, setup.needs, setup.shape.seed, setup.assignment_limits)
+        self.seat = Seat(
+            own,
+            placement,
+            wanted=setup.stage,
+            is_observer=setup.is_observer,
+            is_founder=setup.is_founder,
+            next_token=self._next_number,
+        )
+        self.donor = StateDonor(self._next_number, self._next_number)
+        self.pipeline: Pipeline | None = None
+        self.losses = LossBook(setup.shape.total_steps)
+        self.rejected: Counter[tuple[PeerId, str]] = Counter()
+        self.worker_info: dict[str, Any] = {}
+        self.worker_losses = 0
+        self.resources: Reason | None = None
+        self.round = 0
+        """Whose inner phase is on here."""
+        self.first_done_s: float | None = None
+        self._rng = rng
+        self._number = 0
+        self._fields: dict[str, Any] = {}
+        self._checkpoint_job: tuple[int, str, int] | None = None
+        """(job, file, round) of a checkpoint being written."""
+
+    @property
+    def stage(self) -> int | None:
+        return self.seat.stage
+
+    @property
+    def is_held(self) -> bool:
+        return self.seat.phase == "held" and self.pipeline is not None
+
+    def take_fields(self) -> dict[str, Any]:
+        fields = self._fields | self.seat.take()
+        self._fields = {}
+        return fields
+
+    # ------------------------------------------------------------------------------------- events
+
+    def handle(self, event: fx.Event, now_s: float) -> list[fx.Effect]:
+        """Jobs, files, timers, links and the worker's life."""
+        effects: list[fx.Effect] = []
+        match event:
+            case fx.ComputeReady(info):
+                return self._worker_ready(event, info, now_s)
+            case fx.ComputeLost(text, code):
+                return self._worker_lost(event, text, code, now_s)
+            case fx.ComputeDone(job_id, result) if self._is_checkpoint(job_id):
+                return self._checkpoint_written(result.data)
+            case fx.ComputeFailed(job_id, failure) if self._is_checkpoint(job_id):
+                self._checkpoint_job = None
+                return [fx.Emit("checkpoint_failed", {"code": failure.code})]
+        effects += self.donor.handle(event, now_s)
+        effects += self.seat.handle(event, now_s)
+        if self.pipeline is not None:
+            effects += self.pipeline.handle(event, now_s)
+        return self._wire(effects, now_s)
+
+    def arrived(self, event: fx.Arrived, now_s: float) -> list[fx.Effect]:
+        """A message of messages/pipeline.py or messages/state.py. Its payload is ours now."""
+        if isinstance(event.message, DONOR_MESSAGES):
+            return [*self.donor.handle(event, now_s), *_release(event)]
+        if _is_of(event.message, state):
+            if self.seat.fetch is None:
+                return _release(event)
+            return self._wire(self.seat.handle(event, now_s), now_s)
+        if self.pipeline is not None:
+            return self._wire(self.pipeline.handle(event, now_s), now_s)
+        if isinstance(event.message, pipeline_messages.Forward):
+            refusal = pipeline_messages.Refused(ref=event.message.ref, code="wrong_stage")
+            return [fx.Send(event.peer, refusal), *_release(event)]
+        return _release(event)
+
+    # ------------------------------------------------------------------------------------- worker
+
+    def _worker_ready(self, event: fx.Event, info: dict[str, Any], now_s: float) -> list[fx.Effect]:
+        if not self.seat.is_expected(info.get("state")):
+            return []  # restarted with what it was first loaded with; the right state is on its way
+        self.worker_info, self.resources = info, None
+        self.seat.loaded()
+        assert self.stage is not None, "a worker without a stage"
+        self.round = max(self.round, self.seat.round, self.leases.ledger.settled)
+        self.pipeline = Pipeline(
+            PipelineShape(self.shape, self.stage),
+            router=Router(self._rng),
+            bounds=self.setup.pipeline_limits,
+            next_job_id=self._next_number,
+            round_number=min(self.round, self.shape.rounds - 1),
+        )
+        self.donor.stage, self.donor.round = self.stage, self.round
+        return self._wire(self.pipeline.handle(event, now_s), now_s)
+
+    def _worker_lost(self, event: fx.Event, text: str, code: str, now_s: float) -> list[fx.Effect]:
+        effects = [] if self.pipeline is None else self.pipeline.handle(event, now_s)
+        self.pipeline, self._checkpoint_job = None, None
+        self.leases.give_back_all(now_s)
+        self.donor.forget()
+        self.seat.lost()
+        self.worker_losses += 1
+        known = code if code in DEVICE_CODES else "worker_died"
+        state_of_it = "failed" if known in ("out_of_memory", "model_does_not_fit") else ""
+        self.resources = Reason(code=known, text=text, stage=self.stage, state=state_of_it)
+        return [*self._wire(effects, now_s), fx.Emit("worker_died", {"code": code, "text": text})]
+
+    def _next_number(self) -> int:
+        """Job ids and file tokens: one count for all."""
+        self._number += 1
+        return self._number
+
+    # ----------------------------------------------------------------------- between the machines
+
+    def _wire(self, effects: Iterable[fx.Effect], now_s: float) -> list[fx.Effect]:
+        """Carry out what one machine tells another; pass the rest on."""
+        passed: list[fx.Effect] = []
+        waiting = list(effects)
+        while waiting:
+            effect = waiting.pop(0)
+            if isinstance(effect, fx.Emit) and effect.name.startswith(("pipeline/", "state/")):
+                waiting = [*self._told(effect, now_s), *waiting]
+            else:
+                passed.append(effect)
+        return passed
+
+    def _told(self, told: fx.Emit, now_s: float) -> list[fx.Effect]:
+        fields = told.fields
+        match told.name:
+            case "pipeline/done":
+                return self._micro_batch_done(fields, now_s)
+            case "pipeline/expired":
+                micro_batch: MicroBatchId = fields["micro_batch"]
+                self.leases.expired(micro_batch, fields["reason"], now_s)
+                plain = {"round": micro_batch.round, "micro_batch": str(micro_batch)}
+                return [fx.Emit("lease_expired", {**plain, "reason": fields["reason"]})]
+            case "pipeline/first_of_round":
+                return self._end_round(fields["round"] - 1, now_s)
+            case "pipeline/rejected":
+                self.rejected[fields["peer"], fields["code"]] += 1
+                plain = {"peer": fields["peer"], "code": fields["code"]}
+                return [fx.Emit("message_rejected", plain)]
+        return []
+
+    def _micro_batch_done(self, fields: dict[str, Any], now_s: float) -> list[fx.Effect]:
+        micro_batch: MicroBatchId = fields["micro_batch"]
+        if not micro_batch.held_out:
+            step = self.shape.step_of(micro_batch)
+            self.losses.add(step, fields["loss_sum"], fields["samples"])
+            if self.first_done_s is None:
+                self.first_done_s = now_s
+        self.leases.done(micro_batch, fields["loss_sum"], fields["samples"], now_s)
+        return []
+
+    # ------------------------------------------------------------------------------------- rounds
+
+    def _end_round(self, round_number: int, now_s: float) -> list[fx.Effect]:
+        """The inner phase of `round_number` is over here. Replicas are not mixed yet: go on."""
+        if self.pipeline is None or round_number < self.round:
+            return []
+        effects = self.pipeline.finish_round(round_number, now_s)
+        self.round = round_number + 1
+        self.donor.round = self.round
+        self._fields["round"] = self.round
+        effects += self._checkpoint()
+        return [*effects, *self.pipeline.hold(False, now_s)]
+
+    def _checkpoint(self) -> list[fx.Effect]:
+        """Have the worker write its state down, between two jobs."""
+        if self._checkpoint_job is not None:
+            return []
+        path = f"checkpoint-{self.round % 2}.safetensors"
+        self._checkpoint_job = (self._next_number(), path, self.round)
+        return [fx.Compute(self._checkpoint_job[0], StageCall("state", {"path": path}))]
+
+    def _is_checkpoint(self, job_id: int) -> bool:
+        return self._checkpoint_job is not None and self._checkpoint_job[0] == job_id
+
+    def _checkpoint_written(self, data: dict[str, Any]) -> list[fx.Effect]:
+        assert self._checkpoint_job is not None
+        _, path, round_number = self._checkpoint_job
+        self._checkpoint_job = None
+        self.seat.checkpoint = (path, round_number)
+        return [fx.Emit("checkpoint_written", {"round": round_number, "path": path})]
+
+    def open_rounds(self, now_s: float) -> list[fx.Effect]:
+        """End the rounds that the ledger says have ended, and open those that may begin."""
+        if self.pipeline is None:
+            return []
+        effects: list[fx.Effect] = []
+        while self.round < self.shape.rounds and self.leases.is_ended(self.round):
+            effects += self._end_round(self.round, now_s)
+        gate = min(self.leases.round_open(now_s), self.shape.rounds - 1)
+        self.pipeline.set_round_gate(gate)
+        return self._wire(effects, now_s)
+
+    def lead(self, now_s: float) -> list[fx.Effect]:
+        """As a head: start what may be started."""
+        if self.pipeline is None or self.stage != 0:
+            return []
+        effects: list[fx.Effect] = []
+        for _ in range(self.pipeline.capacity(now_s)):
+            micro_batch = self._next_micro_batch(now_s)
+            if micro_batch is None:
+                break
+            self.pipeline.set_round_gate(micro_batch.round)  # a lease may be what opened it
+            effects += self.pipeline.start(micro_batch, now_s)
+        return self._wire(effects, now_s)
+
+    def _next_micro_batch(self, now_s: float) -> MicroBatchId | None:
+        held_out = self.leases.next_held_out(now_s)
+        if held_out is not None:
+            return held_out
+        micro_batch, _ = self.leases.next_lease(now_s)
+        return micro_batch
+
+    # ------------------------------------------------------------------------------------- roster
+
+    def review(
+        self,
+        view: RosterView,
+        coverage: Coverage,
+        linked: frozenset[PeerId],
+        has_begun: bool,
+        now_s: float,
+    ) -> list[fx.Effect]:
+        """The roster or the links have changed, or time has passed."""
+        before = self.stage
+        effects = self.seat.review(view, coverage, linked, has_begun, now_s)
+        if self.stage != before and self.pipeline is not None:
+            effects += self.pipeline.drain(True, now_s)
+            self.pipeline = None
+            self.donor.forget()
+        effects += self._set_candidates(coverage, linked, now_s)
+        return self._wire(effects, now_s)
+
+    def _set_candidates(
+        self, coverage: Coverage, linked: frozenset[PeerId], now_s: float
+    ) -> list[fx.Effect]:
+        if self.pipeline is None or self.stage is None or self.stage + 1 >= self.shape.stages:
+            return []
+        candidates = tuple(
+            Candidate(view.peer, view.record.incarnation, view.record.tokens_per_s)
+            for view in coverage.active[self.stage + 1]
+        )
+        effects = self.pipeline.set_next_stage(candidates, now_s)
+        for peer in sorted(linked):
+            effects += self.pipeline.handle(fx.LinkUp(peer), now_s)
+        return effects
+
+    def set_draining(self, on: bool, now_s: float) -> list[fx.Effect]:
+        """Take nothing new, or take again."""
+        if on:
+            self.leases.give_back_all(now_s)
+        if self.pipeline is None:
+            return []
+        return self._wire(self.pipeline.drain(on, now_s), now_s)
+
+    @property
+    def is_empty(self) -> bool:
+        return self.pipeline is None or self.pipeline.is_empty
+
+    # ------------------------------------------------------------------------------------- figures
+
+    def progress(self, now_s: float) -> dict[str, Any]:
+        """What the own record tells of our work."""
+        if self.pipeline is None:
+            return {}
+        told = self.pipeline.statistics(now_s)
+        if told.counters.counted and self.first_done_s is None:
+            self.first_done_s = now_s
+        return {
+            "step": 0 if told.last_step is None else told.last_step + 1,
+            "micro_batches": told.counters.counted,
+            "tokens_per_s": self.tokens_per_s(now_s),
+        }
+
+    def tokens_per_s(self, now_s: float) -> float:
+        """What the stage could do here if nothing held it up: tokens over computing seconds."""
+        if self.pipeline is None:
+            return 0.0
+        told = self.pipeline.statistics(now_s)
+        busy_s = told.wait_s.get("computing", 0.0)
+        return told.counters.counted * self.shape.micro_batch_tokens / busy_s if busy_s else 0.0
+
+
+def _release(event: fx.Arrived) -> list[fx.Effect]:
+    return [] if event.payload is None else [fx.Release(event.payload)]
+
+
+def _is_of(message: Message, module: ModuleType) -> bool:
+    """Whether the message is one of those that `module` declares."""
+    return type(message).__module__ == module.__name__

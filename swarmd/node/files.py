@@ -1,0 +1,141 @@
+"""The file effects of a machine, carried out in threads: pieces of state read, checked, written.
+
+Paths in effects are plain names; they lie below one directory and can point nowhere else. Bytes go
+between a slot of shared memory and the file; hashing happens in the same thread, which gives up the
+GIL for it. Every effect ends as one event.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import trio
+
+from swarmd.net.transport import PayloadStore
+from swarmd.protocols import effects as fx
+
+THREADS_MAX = 2
+"""Reads and writes of a donor must not take the cores from its worker."""
+
+FileEffect = fx.ReadFile | fx.WriteFile | fx.HashFile
+
+
+class FileLane:
+    """One per driver. `run_nowait` takes an effect; `on_event` gets its outcome in the trio thread.
+
+    A write holds its slot until it is done; a read acquires one, or fails with `no_slot`.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        slots: PayloadStore,
+        nursery: trio.Nursery,
+        on_event: Callable[[fx.Event], None],
+    ) -> None:
+        self._folder = folder
+        self._slots = slots
+        self._nursery = nursery
+        self._on_event = on_event
+        self._limiter = trio.CapacityLimiter(THREADS_MAX)
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+
+    def run_nowait(self, effect: FileEffect) -> None:
+        if isinstance(effect, fx.WriteFile):
+            self._slots.retain(effect.buffer)
+        self._nursery.start_soon(self._run, effect)
+
+    async def _run(self, effect: FileEffect) -> None:
+        try:
+            match effect:
+                case fx.ReadFile():
+                    event = await self._read(effect)
+                case fx.WriteFile():
+                    event = await self._write(effect)
+                case fx.HashFile():
+                    event = await self._hash(effect)
+        except OSError as error:
+            event = fx.FileFailed(effect.token, _code_of(error), str(error))
+        finally:
+            if isinstance(effect, fx.WriteFile):
+                self._slots.release(effect.buffer)
+        self._on_event(event)
+
+    async def _read(self, effect: fx.ReadFile) -> fx.Event:
+        buffer = self._slots.acquire(effect.size_bytes)
+        if buffer is None:
+            return fx.FileFailed(effect.token, "no_slot", "no slot is free")
+        view = self._slots.view(buffer)
+        try:
+            got = await self._in_thread(
+                _read_into, self._path(effect.path), effect.offset_bytes, view
+            )
+        except BaseException:
+            self._slots.release(buffer)
+            raise
+        if got != effect.size_bytes:
+            self._slots.release(buffer)
+            return fx.FileFailed(effect.token, "missing", "the file is shorter than it was")
+        return fx.FileRead(effect.token, buffer)
+
+    async def _write(self, effect: fx.WriteFile) -> fx.Event:
+        view = self._slots.view(effect.buffer)
+        path = self._path(effect.path)
+        if not await self._in_thread(_write_checked, path, effect.offset_bytes, view, effect.hash):
+            return fx.FileFailed(effect.token, "hash_mismatch", "the bytes are not those announced")
+        return fx.FileWritten(effect.token)
+
+    async def _hash(self, effect: fx.HashFile) -> fx.Event:
+        path = self._path(effect.path)
+        size, hashes = await self._in_thread(_hashes_of, path, effect.piece_bytes)
+        return fx.FileHashed(effect.token, size, hashes)
+
+    async def _in_thread(self, call: Callable[..., object], *arguments: object) -> object:
+        return await trio.to_thread.run_sync(call, *arguments, limiter=self._limiter)
+
+    def path_of(self, name: str) -> Path:
+        """Where a machine's file lies."""
+        return self._path(name)
+
+    def _path(self, name: str) -> Path:
+        assert name == os.path.basename(name), f"{name!r} is no plain name"
+        assert name not in ("", ".", ".."), "no name"
+        return self._folder / name
+
+
+def _read_into(path: Path, offset: int, view: memoryview) -> int:
+    with path.open("rb") as file:
+        file.seek(offset)
+        return file.readinto(view)
+
+
+def _write_checked(path: Path, offset: int, view: memoryview, wanted: bytes) -> bool:
+    if hashlib.blake2b(view, digest_size=32).digest() != wanted:
+        return False
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        written = 0
+        while written < len(view):
+            written += os.pwrite(descriptor, view[written:], offset + written)
+    finally:
+        os.close(descriptor)
+    return True
+
+
+def _hashes_of(path: Path, piece_bytes: int) -> tuple[int, tuple[bytes, ...]]:
+    hashes, size = [], 0
+    with path.open("rb") as file:
+        while piece := file.read(piece_bytes):
+            size += len(piece)
+            hashes.append(hashlib.blake2b(piece, digest_size=32).digest())
+    return size, tuple(hashes)
+
+
+def _code_of(error: OSError) -> str:
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return "disk_full"
+    return "missing" if error.errno == errno.ENOENT else "disk_error"

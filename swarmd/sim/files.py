@@ -1,0 +1,57 @@
+"""A simulated peer's state files: names with made-up content, whole in three pieces.
+
+Enough to carry a stage from one peer to another: equal content has equal hashes, whatever its name.
+Files live on the peer's simulated disk, so they survive a crash unless the disk does not.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+from swarmd.protocols import effects as fx
+from swarmd.sim.slots import SimSlots
+
+PIECES = 3
+READ_S = 0.01
+"""What any file effect takes."""
+
+
+class SimFiles:
+    """Answers file effects at once; whoever asks delays the answer by READ_S."""
+
+    def __init__(self, disk: dict[str, Any], slots: SimSlots) -> None:
+        self._files: dict[str, dict[int, str]] = disk.setdefault("files", {})
+        self._slots = slots
+
+    def create(self, name: str, content: str) -> None:
+        """What the compute worker wrote down."""
+        self._files[name] = {index: f"{content}#{index}" for index in range(PIECES)}
+
+    def answer(self, effect: fx.ReadFile | fx.WriteFile | fx.HashFile, piece: int) -> fx.Event:
+        """`piece`: the size of a piece in bytes, to tell offsets apart."""
+        match effect:
+            case fx.HashFile(token, path):
+                found = self._files.get(path)
+                if found is None:
+                    return fx.FileFailed(token, "missing", path)
+                hashes = tuple(hash_of(found[index]) for index in sorted(found))
+                return fx.FileHashed(token, PIECES * piece, hashes)
+            case fx.ReadFile(token, path, offset, size):
+                content = self._files.get(path, {}).get(offset // piece)
+                if content is None:
+                    return fx.FileFailed(token, "missing", path)
+                buffer = self._slots.acquire(size, content)
+                if buffer is None:
+                    return fx.FileFailed(token, "no_slot", path)
+                return fx.FileRead(token, buffer)
+            case fx.WriteFile(token, path, offset, buffer, wanted):
+                content = self._slots.content(buffer)
+                if not isinstance(content, str) or hash_of(content) != wanted:
+                    return fx.FileFailed(token, "hash_mismatch", path)
+                self._files.setdefault(path, {})[offset // piece] = content
+                return fx.FileWritten(token)
+
+
+def hash_of(content: str) -> bytes:
+    return hashlib.blake2b(content.encode(), digest_size=32).digest()
