@@ -1,16 +1,16 @@
 """What is still to be told to whom, and how much fits into a message.
 
-Each piece of news goes to a link at most once (streams lose nothing while they live), to at most
-about log2(N) links, never back to where it came from, and a newer piece about the same peer takes
-the place of the older. Least told goes first, as in SWIM; among equals the newest. Whatever this
-misses, anti-entropy brings.
+Each piece of news goes to a link at most once (streams lose nothing while they live), never back to
+where it came from, and a newer piece about the same peer takes the place of the older. Least told
+goes first, as in SWIM; among equals the newest. Whatever this misses, anti-entropy brings.
 
-Urgent news (a claim, a death) makes the machine send at once; the rest rides on the next probes.
+Urgent news (a claim, a death, a refutation) makes the machine send at once, to all of its ring
+neighbours: on an expander that reaches everybody in O(log N) hops, also when some pass nothing on.
+Mere progress rides on probes, and on few links: what misses a peer is overtaken by the next.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
@@ -25,6 +25,8 @@ from swarmd.protocols.messages.gossip import (
 
 QUEUE_MAX = 4_096
 """Pieces of news waiting. The most told is dropped first; anti-entropy carries it then."""
+PROGRESS_TELLINGS = 3
+"""To how many links a peer passes on mere progress: reaches all but e^-3 of the swarm."""
 ENVELOPE_BYTES = 32
 """Field names and lengths around one piece. Roughly: it is a budget, not an account."""
 
@@ -37,6 +39,7 @@ Topic = tuple[PeerId, str]
 class _Piece:
     news: News
     size_bytes: int
+    is_urgent: bool
     told: set[PeerId] = field(default_factory=set)
     """Links that have it: they got it from us, or gave it to us."""
     times: int = 0
@@ -49,11 +52,6 @@ def size_of(news: News) -> int:
     return len(news.peer) + len(news.accuser) + 2 * ENVELOPE_BYTES
 
 
-def tellings_max(peer_count: int) -> int:
-    """To how many links one peer tells a piece: about log2 N, as in SWIM."""
-    return max(2, math.ceil(math.log2(peer_count + 1)))
-
-
 class Dissemination:
     """The queue of news."""
 
@@ -64,14 +62,17 @@ class Dissemination:
     def __len__(self) -> int:
         return len(self._pieces)
 
-    def put(self, topic: Topic, news: News, told: Iterable[PeerId] = ()) -> None:
-        """Queue a piece; it replaces an older one on its topic."""
-        self._pieces.pop(topic, None)
+    def put(
+        self, topic: Topic, news: News, told: Iterable[PeerId] = (), *, urgent: bool = True
+    ) -> None:
+        """Queue a piece; it replaces an older one on its topic, and inherits its urgency."""
+        former = self._pieces.pop(topic, None)
+        urgent |= former is not None and former.is_urgent
         if len(self._pieces) >= QUEUE_MAX:
             most_told = max(self._pieces, key=lambda key: (self._pieces[key].times, key))
             del self._pieces[most_told]
             self.dropped += 1
-        self._pieces[topic] = _Piece(news, size_of(news), set(told))
+        self._pieces[topic] = _Piece(news, size_of(news), urgent, set(told))
 
     def known_by(self, topic: Topic, news: News, peer: PeerId) -> None:
         """A link just gave us what we were about to tell it."""
@@ -83,9 +84,7 @@ class Dissemination:
         """It is no longer true."""
         self._pieces.pop(topic, None)
 
-    def take(
-        self, link: PeerId, peer_count: int
-    ) -> tuple[tuple[SignedRecord, ...], tuple[Rumour, ...]]:
+    def take(self, link: PeerId) -> tuple[tuple[SignedRecord, ...], tuple[Rumour, ...]]:
         """What to tell this link now, within the bounds of one message."""
         if not self._pieces:
             return (), ()
@@ -97,7 +96,6 @@ class Dissemination:
         if not waiting:
             return (), ()
         waiting.sort()
-        limit = tellings_max(peer_count)
         room_bytes = NEWS_BYTES_MAX
         records: list[SignedRecord] = []
         rumours: list[Rumour] = []
@@ -116,15 +114,12 @@ class Dissemination:
             room_bytes -= piece.size_bytes
             piece.told.add(link)
             piece.times += 1
-            if piece.times >= limit:
+            if piece.times >= PROGRESS_TELLINGS and not piece.is_urgent:
                 del self._pieces[topic]
         return tuple(records), tuple(rumours)
 
-    def has_news_for(self, link: PeerId) -> bool:
-        return any(link not in piece.told for piece in self._pieces.values())
-
     def settle(self, links: Iterable[PeerId]) -> None:
-        """Forget the pieces that every link has."""
+        """Forget the pieces that each of these has."""
         present = set(links)
         for topic in [t for t, piece in self._pieces.items() if present <= piece.told]:
             del self._pieces[topic]

@@ -78,7 +78,7 @@ class Judgement:
         spread = self._rng.uniform(0.75, 1.25)
         signed = self._own.publish(now_s, self._roster.present_count, spread)
         self._roster.put_own(signed, self._own.record, now_s)
-        self._news.put((self._peer, "record"), signed)
+        self._news.put((self._peer, "record"), signed, urgent=urgent)
         self.is_gossip_urgent |= urgent
 
     def refute(self, life: Life, now_s: float, why: str) -> None:
@@ -125,10 +125,11 @@ class Judgement:
             elif merged.meaning is Meaning.OWN:
                 self._meet_own_record(merged.record, now_s)
             elif merged.meaning is not Meaning.OLDER:
-                learned += merged.tells_more_than_progress
+                urgent = merged.tells_more_than_progress
+                learned += urgent
                 if merged.meaning is Meaning.NEW:
                     strangers.add(peer)
-                self._news.put((peer, "record"), signed, told=(source, peer))
+                self._news.put((peer, "record"), signed, told=(source, peer), urgent=urgent)
                 self._learned(peer, merged)
         return strangers, learned
 

@@ -97,6 +97,11 @@ class LinkKeeper:
             self._wanted = tuple(sorted(wanted))
         return self._wanted
 
+    def neighbours(self) -> list[PeerId]:
+        """Linked peers to whom urgent news goes: those on the rings, else whoever there is."""
+        on_rings = [p for p in self._rings.neighbours(self._own) if p in self.links]
+        return on_rings or sorted(self.links)
+
     def wants(self, peer: PeerId) -> bool:
         return peer in self.wanted
 

@@ -395,7 +395,7 @@ class Membership:
         self._out.append(fx.Send(peer, message))
 
     def _news_for(self, link: PeerId) -> tuple[tuple[SignedRecord, ...], tuple[Rumour, ...]]:
-        return self.news.take(link, self.roster.present_count)
+        return self.news.take(link)
 
     def _take_news(
         self,
@@ -414,9 +414,10 @@ class Membership:
 
     def _on_gossip_timer(self, now_s: float) -> None:
         self._gossip_is_set = False
-        for peer in sorted(self.keeper.links):
+        listeners = self.keeper.neighbours()
+        for peer in listeners:
             self._gossip_to(peer, now_s)
-        self.news.settle(self.keeper.links)
+        self.news.settle(listeners)
 
     def _gossip_to(self, peer: PeerId, now_s: float) -> None:
         records, rumours = self._news_for(peer)
@@ -430,8 +431,7 @@ class Membership:
         neglected = [peer for peer, link in self.keeper.links.items() if link.told_s < since_s]
         for peer in sorted(neglected):
             self._gossip_to(peer, now_s)
-        if neglected:
-            self.news.settle(self.keeper.links)
+        self.news.settle(self.keeper.neighbours())
 
     def _sync_when_due(self, now_s: float) -> None:
         partners = self._sync_with

@@ -63,7 +63,7 @@ class MembershipLimits:
     """Anti-entropy with a random neighbour; also on every new link."""
     progress_s_min: float = 2.0
     """A peer's counters are told at most so often ..."""
-    progress_per_s: float = 8.0
+    progress_per_s: float = 4.0
     """... and at most so many peers of the whole swarm do in a second: bytes stay flat."""
     forget_s: float = 86_400.0
     identity_window_s: float = 15.0

@@ -18,8 +18,10 @@ from swarmd.protocols import effects as fx
 from swarmd.sim.checkers import GOSSIP_CHECKERS, Checkers, unsettled
 from swarmd.sim.clock import World
 from swarmd.sim.cluster import Cluster, Factory, SimPeer, shape_of
-from swarmd.sim.faults import FaultOptions, FaultPlan, draw_clocks, draw_profile
+from swarmd.sim.fault_draw import FaultOptions, draw_clocks, draw_faults, draw_profile
+from swarmd.sim.faults import FaultPlan
 from swarmd.sim.gossip_peer import gossip_factory
+from swarmd.sim.scenarios import SCENARIOS
 
 OK, INVARIANT_BROKEN, TARGET_MISSED, PEER_CRASHED = 0, 10, 11, 12
 OUTCOMES = {
@@ -190,9 +192,15 @@ class Simulation:
         self.trace = Trace(self.cluster, say if options.trace else None)
         self.checkers = Checkers(self.cluster, [kind(self.cluster) for kind in GOSSIP_CHECKERS])
         draw_clocks(self.cluster)
-        faults_end_s = START_S + ROUND_S * options.rounds
-        self.plan = FaultPlan(self.cluster, self.limits, given, START_S, faults_end_s)
-        self._faults_end_s = faults_end_s
+        self._faults_end_s = START_S + ROUND_S * options.rounds
+        if options.scenario is None:
+            faults = draw_faults(
+                self.world, options.peers, self.limits, given, START_S, self._faults_end_s
+            )
+        else:
+            scenario = SCENARIOS[options.scenario]
+            faults = scenario(options.peers, START_S, self._faults_end_s)
+        self.plan = FaultPlan(self.cluster, self.limits, faults)
         self._ending = _Ending()
 
     def go(self) -> None:
@@ -238,9 +246,10 @@ class Simulation:
         rng = self.world.rng_for("starts")
         spread_s = rng.choice((0.1, 1.0, START_S / 3))
         self.cluster.start(0)
-        for number in range(1, len(self.cluster.peers)):
+        first = [peer.number for peer in self.cluster.peers if peer.number not in self.plan.late]
+        for number in first[1:]:
             at_s = rng.uniform(0.0, spread_s)
-            self.world.at(at_s, self.cluster.start, number, (0, rng.randrange(number)))
+            self.world.at(at_s, self.cluster.start, number, (0, rng.choice(first)))
 
     def _settle(self) -> None:
         """Everybody agrees, and goes on agreeing for a moment."""
