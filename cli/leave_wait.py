@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from swarmd.cli import exits
 from swarmd.cli import format as f
@@ -12,7 +12,12 @@ from swarmd.cli.framework import Session
 from swarmd.errors import UserError
 from swarmd.named_limits import WAN
 
+if TYPE_CHECKING:
+    from swarmd.home_files import LastExit
+
 POLL_S = 0.05
+LAST_WORDS_S = 1.0
+"""A daemon that crashed writes its last exit after it has let go of its home."""
 MARGIN_S = 10.0
 """Goodbye, checkpoint and an unhurried machine, above deadline and grace."""
 
@@ -29,14 +34,7 @@ def ask(
     except NoDaemon as error:
         if not error.was_there:
             raise
-        if not _has_last_words(session):
-            raise UserError(
-                "the daemon ended without last words",
-                code="daemon_died",
-                exit_code=exits.FAILED,
-                hint="`swarmd logs` may show why",
-            ) from None
-        return _record(error.details["last_exit"])
+        return _record(_last_words(session))
 
 
 def wait_until_gone(session: Session, code: int) -> int:
@@ -87,21 +85,38 @@ def show(session: Session, found: Mapping[str, Any]) -> None:
         session.printer.line(f"dropped {listed}")
 
 
-def _has_last_words(session: Session) -> bool:
-    """Whether the last exit is newer than this command."""
+def _last_words(session: Session) -> LastExit:
+    """How the daemon ended while it was asked. Raises UserError unless it ended in order."""
     from swarmd.home_files import read_last_exit
     from swarmd.json_record import unix_s
 
-    last = read_last_exit(session.home)
-    return last is not None and unix_s(last.at) >= session.started_unix_s
+    deadline_s = time.monotonic() + LAST_WORDS_S
+    while time.monotonic() < deadline_s:
+        last = read_last_exit(session.home)
+        if last is not None and unix_s(last.at) >= session.started_unix_s:
+            if last.exit_code in (exits.OK, exits.DRAIN_INCOMPLETE):
+                return last
+            raise UserError(
+                f"the daemon ended: {last.text or last.code}",
+                code=last.code,
+                exit_code=last.exit_code,
+                hint="`swarmd logs` shows more",
+            )
+        time.sleep(POLL_S)
+    raise UserError(
+        "the daemon ended without last words",
+        code="daemon_died",
+        exit_code=exits.FAILED,
+        hint="`swarmd logs` may show why",
+    )
 
 
-def _record(last: Mapping[str, Any]) -> dict[str, Any]:
+def _record(last: LastExit) -> dict[str, Any]:
     from swarmd.json_record import render
     from swarmd.records import Leave
 
-    code = str(last.get("code"))
-    outcome = {"run_complete": "drained"}.get(code, code)
-    if outcome not in ("drained", "drain_incomplete"):
-        outcome = "stopped_now"
-    return render(Leave(outcome=outcome, exit_code=int(last["exit_code"])))  # type: ignore[arg-type]
+    incomplete = last.exit_code == exits.DRAIN_INCOMPLETE
+    outcome: Literal["drained", "drain_incomplete"] = (
+        "drain_incomplete" if incomplete else "drained"
+    )
+    return render(Leave(outcome=outcome, exit_code=last.exit_code))

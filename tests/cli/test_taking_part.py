@@ -269,6 +269,20 @@ def test_daemon_that_dies_without_a_word_is_told_apart(home: Home) -> None:
     assert (found.code, found.error["code"]) == (1, "daemon_died")
 
 
+def test_daemon_that_crashes_while_it_leaves_is_told_with_its_own_words(home: Home) -> None:
+    daemon = FakeDaemon(home)
+
+    async def leave(args: dict[str, Any]) -> Any:
+        daemon.end("internal_error", 1, "by accident")
+        await trio.sleep_forever()
+
+    daemon.answers["leave"] = leave
+    with daemon.running():
+        found = swarmd("leave", "--json", home=home)
+    assert (found.code, found.error["code"]) == (1, "internal_error")
+    assert "by accident" in found.err
+
+
 def test_leave_without_a_daemon_is_3_whatever_ended_before(home: Home) -> None:
     home.create()
     write_last_exit(home, LastExit(code="drained", exit_code=0, text="", at="2020-11-30T11:40Z"))
