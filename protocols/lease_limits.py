@@ -18,6 +18,8 @@ class LeaseLimits:
     """What an announcement needs to reach all heads once it is sent."""
     digest_s: float = 2.0
     """Between two comparisons with a neighbour, which repair what was lost."""
+    offers_s: float = 10.0
+    """Without news of our rounds for so long, one neighbour's word on past rounds is enough."""
     lease_s_min: float = 5.0
     lease_s_first: float = 30.0
     """Until a head's own times are known."""
@@ -47,6 +49,7 @@ def local(dead_after_s: float = 4.0) -> LeaseLimits:
         flush_s=0.1,
         news_s=0.1,
         digest_s=1.0,
+        offers_s=4.0,
         lease_s_min=2.0,
         lease_s_max=dead_after_s + 60.0,
         quiet_s=1.5,

@@ -83,6 +83,8 @@ class LeaseBook:
         self._unsigned: set[int] = set()
         self._could_help_s: dict[tuple[int, int], float] = {}
         self._told_ended = 0
+        self._news_s = -math.inf
+        """When the rounds that are open here were last heard of."""
         self._flush_is_set = False
         self._flushed_s = -math.inf
         self._effects: list[Effect] = []
@@ -106,6 +108,7 @@ class LeaseBook:
         """Raises RemoteProtocolError, with nothing changed, for a message that breaks the rules."""
         match event:
             case Started():
+                self._news_s = now_s
                 self._effects.append(SetTimer(DIGEST, self._limits.digest_s))
             case Arrived(peer=peer, message=LedgerUpdate() as update):
                 for before, entry in self._gossip.on_update(peer, update):
@@ -121,6 +124,8 @@ class LeaseBook:
             case TimerFired(name=name) if name == DIGEST:
                 self._sign_entries()
                 self._effects += self._gossip.compare()
+                if now_s - self._news_s > self._limits.offers_s:
+                    self._effects += self._gossip.consider_offers(1)
                 self._effects.append(SetTimer(DIGEST, self._limits.digest_s))
         self._look(now_s)
         return self.take_effects()
@@ -355,6 +360,8 @@ class LeaseBook:
     def _see(self, before: Entry | None, entry: Entry, now_s: float) -> None:
         """An entry became a newer one."""
         self._watch.see(before, entry, now_s)
+        if entry.key.round <= self.ledger.settled + 1:
+            self._news_s = now_s
         if entry.taken:
             self._gate.began(entry.key.round, now_s)
 

@@ -9,8 +9,8 @@ Where everybody hears every writer directly nobody passes anything on; elsewhere
 on by all who find them new, so they reach everybody in as many steps as the neighbours' graph has.
 
 Entries are signed by whom they speak of. Sums of rounds long ended are not, and a false one could
-make us skip rounds: they are adopted only when two recipients, where there are two, know at least
-as much.
+make us skip rounds: they are adopted when two recipients, where there are two, know at least as
+much; or when nothing has been heard of our own rounds for a while, since then nobody knows better.
 """
 
 from __future__ import annotations
@@ -124,12 +124,18 @@ class LedgerGossip:
         if peer not in self._owed or totals.rounds <= self._ledger.base:
             return []
         self._offers[peer] = totals
-        needed = min(WITNESSES_MIN, len(self._owed))
-        offers = sorted(self._offers.values(), key=lambda offer: -offer.rounds)
-        if len(offers) < needed or not self._ledger.adopt(offers[needed - 1]):
+        return self.consider_offers(min(WITNESSES_MIN, len(self._owed)))
+
+    def consider_offers(self, witnesses: int) -> list[Effect]:
+        """Adopt the furthest sums that so many recipients know, and ask one for the rest."""
+        if len(self._offers) < witnesses:
+            return []
+        by_rounds = sorted(self._offers, key=lambda peer: (-self._offers[peer].rounds, peer))
+        witness = by_rounds[witnesses - 1]
+        if not self._ledger.adopt(self._offers[witness]):
             return []
         self._offers.clear()
-        return [self._send(peer, self._ledger.digest())]
+        return [self._send(witness, self._ledger.digest())]
 
     # ----------------------------------------------------------------------------------- on disk
 

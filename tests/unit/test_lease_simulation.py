@@ -246,6 +246,20 @@ def test_a_joiner_learns_of_rounds_that_are_known_in_sum_only():
     check_counted(world)
 
 
+def test_newcomers_learn_from_the_only_one_who_knows():
+    world = LeaseWorld(14, heads=1, others=2, shape=lease_shape(inner_steps=2, total_steps=60))
+    veteran, *newcomers = peers_of(world)
+    for late in newcomers:
+        world.at(0.0, lambda late=late: world.kill(late))
+    while world.hosts[veteran].book.ledger.base < 10:
+        world.run(world.now_s + 0.5)
+    for late in newcomers:
+        world.restart(late)
+    world.run_until_complete()
+    world.run(world.now_s + 20.0)
+    check_counted(world)
+
+
 def test_the_same_seed_gives_the_same_world():
     def story() -> list:
         world = LeaseWorld(12, loss=0.2, duplicates=0.2, failures=0.1)
@@ -258,11 +272,7 @@ def test_the_same_seed_gives_the_same_world():
 
 def test_with_many_heads_the_traffic_of_a_peer_stays_bounded():
     shape = lease_shape(inner_steps=5, total_steps=10, micro_batches_per_step=16)
-    traffic = {}
-    for heads in (4, 16):
-        world = LeaseWorld(13, heads=heads, others=0, degree=4, shape=shape, work_s=1.0)
-        world.run_until_complete()
-        check_counted(world)
-        traffic[heads] = world.sent["bytes"] / len(world.hosts) / world.now_s
-    assert traffic[16] < 5 * traffic[4]  # a peer hears of four times as many heads
-    assert traffic[16] < 30_000
+    world = LeaseWorld(13, heads=16, others=0, degree=4, shape=shape, work_s=1.0)
+    world.run_until_complete()
+    check_counted(world)
+    assert world.sent["bytes"] / len(world.hosts) / world.now_s < 20_000

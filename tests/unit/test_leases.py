@@ -316,6 +316,21 @@ def test_one_neighbours_word_does_not_skip_rounds_where_there_are_two():
     assert book.ledger.settled == 40
 
 
+def test_one_neighbours_word_is_enough_when_nobody_knows_of_our_rounds_any_more():
+    skip = LedgerTotals(rounds=50, processed_twice=0)
+    offers_s = local().offers_s
+    for hears_of_its_round, settled in ((False, 50), (True, 0)):
+        book = make_book("p0", lease_shape(total_steps=500))
+        book.handle(Started(), 0.0)
+        book.set_heads([P0], 0.0)
+        book.set_recipients([P1, P2])
+        book.handle(Arrived(P1, skip), 1.0)
+        if hears_of_its_round:
+            take(book, 1, offers_s)
+        book.handle(TimerFired(DIGEST), offers_s + 1.0)
+        assert book.ledger.settled == settled
+
+
 # --------------------------------------------------------------------------------------- held out
 
 
