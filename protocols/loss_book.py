@@ -1,11 +1,12 @@
 """What the training loss has been: first step, now, and the mean of the run's last tenth.
 
 Fed by the micro-batches that this peer has seen end. A head knows its own share exactly; others see
-what passed through them. Bounded: steps outside the two windows are forgotten once they are over.
+what passed through them. Bounded: of single steps only the last STEPS_KEPT are remembered.
 """
 
 from __future__ import annotations
 
+STEPS_KEPT = 512
 EMA_WEIGHT = 0.05
 """Of one micro-batch in the smoothed loss. A guess, never tuned."""
 
@@ -35,7 +36,7 @@ class LossBook:
             self.first = self.of_step(0)
         if step > self._newest_step:
             self._newest_step = step
-            for old in [known for known in self._sums if known < step - 4]:
+            for old in [known for known in self._sums if known <= step - STEPS_KEPT]:
                 del self._sums[old]
 
     def of_step(self, step: int) -> float | None:

@@ -97,8 +97,10 @@ class PassageTable:
         self._next_serial += 1
         self._passages[key] = passage
         self.lane.queue_forward(passage)
-        if passage.is_trained and micro_batch.round > max(self.round, self.announced_round):
-            self.announced_round = micro_batch.round
+        # A held-out one is sent when its round has ended, and is to see the round's last step.
+        announced = micro_batch.round if passage.is_trained else micro_batch.round + 1
+        if announced > max(self.round, self.announced_round):
+            self.announced_round = announced
             self.is_round_news = True
             self.lane.is_held = True
 

@@ -142,15 +142,15 @@ class StageWork:
 
     def _worker_lost(self, event: fx.Event, text: str, code: str, now_s: float) -> list[fx.Effect]:
         effects = [] if self.pipeline is None else self.pipeline.handle(event, now_s)
+        effects = self._wire(effects, now_s)  # what it held expires, and its leases go back
         self.pipeline, self._checkpoint_job = None, None
-        self.leases.give_back_all(now_s)
         self.donor.forget()
         self.seat.lost()
         self.worker_losses += 1
         known = code if code in DEVICE_CODES else "worker_died"
         state_of_it = "failed" if known in ("out_of_memory", "model_does_not_fit") else ""
         self.resources = Reason(code=known, text=text, stage=self.stage, state=state_of_it)
-        return [*self._wire(effects, now_s), fx.Emit("worker_died", {"code": code, "text": text})]
+        return [*effects, fx.Emit("worker_died", {"code": code, "text": text})]
 
     def _next_number(self) -> int:
         """Job ids and file tokens: one count for all."""
@@ -296,9 +296,7 @@ class StageWork:
         return effects
 
     def set_draining(self, on: bool, now_s: float) -> list[fx.Effect]:
-        """Take nothing new, or take again."""
-        if on:
-            self.leases.give_back_all(now_s)
+        """Take nothing new, or take again. Every lease held is under way and will end."""
         if self.pipeline is None:
             return []
         return self._wire(self.pipeline.drain(on, now_s), now_s)
