@@ -37,6 +37,11 @@ def layer_shapes(model: ModelConfig, boundary: BoundaryConfig, *, constrained: b
     }
 
 
+def is_writer(name: str) -> bool:
+    """Whether a layer's weight adds to the residual stream; all others read it."""
+    return name.rsplit(".", 1)[-1] in ("o", "o_z", "down", "down_z")
+
+
 def is_constrained(boundary: BoundaryConfig, *, is_last: bool) -> bool:
     """Whether a stage's writers stay in the subspace: every stage that sends coefficients on."""
     return boundary.kind != "dense" and not is_last

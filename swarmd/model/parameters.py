@@ -29,20 +29,18 @@ import torch
 from torch import Tensor
 
 from swarmd.model.counter_random import derive_key, gaussian
-from swarmd.partition import Shapes
+from swarmd.partition import Shapes, is_writer
 from swarmd.run_config import RunConfig
 
 _TABLES = ("embedding.weight", "embedding.e", "anchor.full", "anchor.b")
 """A row a token: a row gets a gradient only from micro-batches in which its token occurs."""
-
-_WRITERS = ("o", "o_z", "down", "down_z")
 
 
 def start_std(run: RunConfig, name: str, shape: tuple[int, ...]) -> float:
     """Standard deviation of a matrix's start values; 0: zeros."""
     if name == "embedding.weight":
         return run.boundary.table_std
-    if name in _TABLES or name.rsplit(".", 1)[-1] in _WRITERS:
+    if name in _TABLES or is_writer(name):
         return 0.0
     if name == "anchor.r":
         # A step on b then moves the table about as far as one on a full table would.

@@ -30,7 +30,7 @@ from swarmd.model.boundary import BASIS_VERSION, build_boundary
 from swarmd.model.fused import normalised_sum
 from swarmd.model.loss import head_loss
 from swarmd.model.parameters import decays, orthogonalises, start_values
-from swarmd.partition import is_constrained, stage_shapes
+from swarmd.partition import is_constrained, is_writer, stage_shapes
 from swarmd.protocols.errors import RemoteProtocolError
 from swarmd.run_config import RunConfig
 
@@ -77,7 +77,7 @@ class Stage:
         self.is_constrained = is_constrained(run.boundary, is_last=self.is_last)
         self.basis_version = BASIS_VERSION
         self.shapes = stage_shapes(run, index)
-        writers = [name for name in self.shapes if name.rsplit(".", 1)[-1] in _WRITERS]
+        writers = [name for name in self.shapes if is_writer(name)]
         check_block(block, writers, constrained=self.is_constrained)
         self.boundary = build_boundary(
             run.model, run.boundary, run.seed, device=device, dtype=dtype
@@ -219,6 +219,3 @@ class Stage:
         with self._autocast():
             logits_BTV = hidden_BTD @ params["head.weight"].T
         return logits_BTV.to(self.dtype)
-
-
-_WRITERS = ("o", "o_z", "down", "down_z")
