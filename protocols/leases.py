@@ -31,9 +31,8 @@ from swarmd.protocols.errors import LocalProtocolError
 from swarmd.protocols.head_watch import HeadWatch
 from swarmd.protocols.held_out import HeldOutTurns
 from swarmd.protocols.ids import MicroBatchId, PeerId
-from swarmd.protocols.intervals import IndexSet
-from swarmd.protocols.lease_choice import Choice, RoundView, choose
 from swarmd.protocols.lease_limits import LeaseLimits
+from swarmd.protocols.lease_taker import LeaseTaker
 from swarmd.protocols.ledger import Ledger, Verify
 from swarmd.protocols.ledger_entries import Entry, Sign, sign_entry
 from swarmd.protocols.ledger_gossip import LedgerGossip
@@ -51,8 +50,6 @@ from swarmd.protocols.run_shape import RunShape
 FLUSH, DIGEST, RETRY = "leases/flush", "leases/digest", "leases/retry"
 COALESCE_S = 0.02
 """A burst of grants goes into one announcement. No timer is shorter."""
-WINDOW_STEPS = 2
-"""How far a head runs ahead of the others before it helps them, in inner steps."""
 
 
 class LeaseBook:
@@ -79,9 +76,9 @@ class LeaseBook:
         self._work = OwnWork(own, incarnation)
         self._gate = RoundGate(limits, shape.rounds)
         self._watch = HeadWatch(own, incarnation, self.ledger, limits)
+        self._taker = LeaseTaker(own, self.ledger, self._work, self._watch, limits)
         self._held_out = HeldOutTurns(own, self.ledger, self._watch)
         self._unsigned: set[int] = set()
-        self._could_help_s: dict[tuple[int, int], float] = {}
         self._told_ended = 0
         self._news_s = -math.inf
         """When the rounds that are open here were last heard of."""
@@ -89,7 +86,8 @@ class LeaseBook:
         self._flushed_s = -math.inf
         self._effects: list[Effect] = []
         self.counters: Counter[str] = Counter()
-        """granted, stolen, returned, expired, lost, done: this life's leases by how they went."""
+        """This life's leases: how they began (granted, stolen, returned to us after we had given it
+        back) and how they ended (done, expired, lost, given_back); too_late_to_count."""
 
     # ------------------------------------------------------------------------------------ input
 
@@ -154,7 +152,7 @@ class LeaseBook:
         is_last = self._gate.newest == self._shape.rounds - 1
         reason = "waiting_for_heads" if is_last else "round_not_open"
         for number in range(self.ledger.settled, self._gate.newest + 1):
-            choice = self._choose(number, now_s)
+            choice = self._taker.choose(number, self._gate.began_s(number), now_s)
             if choice.index is not None:
                 micro_batch = MicroBatchId(number, choice.index)
                 self._work.grant(micro_batch)
@@ -163,7 +161,7 @@ class LeaseBook:
                 return micro_batch, choice.reason
             if choice.reason == "waiting_for_heads":
                 reason = choice.reason
-                retry_in_s = max(COALESCE_S, choice.retry_in_s or self._turn_s)
+                retry_in_s = max(COALESCE_S, choice.retry_in_s or self._taker.turn_s)
                 self._effects.append(SetTimer(RETRY, retry_in_s))
         return None, reason
 
@@ -199,7 +197,7 @@ class LeaseBook:
 
     def give_back(self, micro_batch: MicroBatchId, now_s: float) -> None:
         """Not begun, and not to be. Raises LocalProtocolError(unknown_lease)."""
-        self._end_without_gradient(micro_batch, "returned_unused", "", now_s)
+        self._end_without_gradient(micro_batch, "given_back", "", now_s)
 
     def give_back_all(self, now_s: float) -> list[MicroBatchId]:
         """Every open lease is free again, and the others are told at once. Returns them."""
@@ -219,7 +217,7 @@ class LeaseBook:
         """A forward-only micro-batch of the round that ended last, or None."""
         self._look(now_s)
         ended_s = self._gate.ended_s(self.ledger.settled - 1)
-        return self._held_out.next(ended_s, self._turn_s, now_s)
+        return self._held_out.next(ended_s, self._taker.turn_s, now_s)
 
     def _score(
         self, micro_batch: MicroBatchId, loss_sum: float, samples: int, now_s: float
@@ -258,7 +256,7 @@ class LeaseBook:
 
     def all_leased(self, round_number: int, now_s: float) -> bool:
         """Each of its micro-batches has ended or is under a lease that counts."""
-        return not self._free(round_number, now_s)[0]
+        return not self._taker.free(round_number, now_s)[0]
 
     def lease_s(self) -> float:
         """How long a lease of ours lasts in the eyes of others, as far as we can tell."""
@@ -282,48 +280,14 @@ class LeaseBook:
     def restore(self, saved: Sequence[LedgerTotals | LedgerUpdate], rounds: int) -> None:
         """Take up what `save` gave, as far as it concerns rounds below `rounds`. Before Started.
 
-        Raises RemoteProtocolError if it is not what a ledger of this run can be.
+        Raises RemoteProtocolError if it is not what a ledger of this run can be, and
+        LocalProtocolError(wrong_round) if it sums up rounds that are wanted anew.
         """
         self._gossip.restore(saved, rounds)
         self._told_ended = self.ledger.settled
         for number in self.ledger.rounds_in_detail():
             for entry in self.ledger.entries(number):
                 self._watch.meet(entry)
-
-    # ----------------------------------------------------------------------------------- choice
-
-    @property
-    def _turn_s(self) -> float:
-        """Until others act on what we decide now."""
-        return self._limits.flush_after_s(len(self._watch.heads)) + self._limits.news_s
-
-    def _choose(self, number: int, now_s: float) -> Choice:
-        free, stale = self._free(number, now_s)
-        for key in [key for key in self._could_help_s if key[0] == number and key[1] not in free]:
-            del self._could_help_s[key]
-        began_s = self._gate.began_s(number)
-        view = RoundView(
-            end=self._shape.micro_batches_of_round(number),
-            heads=self._watch.heads,
-            own=self.own,
-            free=free,
-            returned=self._work.returned(number),
-            stale=stale,
-            window=max(len(self._watch.heads), WINDOW_STEPS * self._shape.micro_batches_per_step),
-            turn_s=self._turn_s,
-        )
-        return choose(
-            view,
-            lambda head, ahead: self._watch.takes_in_s(head, ahead, began_s, now_s),
-            lambda index: now_s - self._could_help_s.setdefault((number, index), now_s),
-        )
-
-    def _free(self, number: int, now_s: float) -> tuple[IndexSet, IndexSet]:
-        """(neither ended nor under a lease that counts, of these those whose lease ran out)."""
-        held, stale = self._watch.held_by_others(number, now_s)
-        free = self.ledger.all_of(number) - self.ledger.ended(number)
-        free = free - held - self._work.leased(number)
-        return free, free & stale
 
     # ------------------------------------------------------------------------------------- news
 
@@ -395,8 +359,7 @@ class LeaseBook:
         self._gate.forget_before(base)
         self._watch.forget_before(base)
         self._held_out.forget_before(base)
-        for key in [key for key in self._could_help_s if key[0] < base]:
-            del self._could_help_s[key]
+        self._taker.forget_before(base)
 
     # ---------------------------------------------------------------------------------- telling
 

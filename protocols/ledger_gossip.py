@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 
 from swarmd.protocols.effects import Effect, Priority, Send
+from swarmd.protocols.errors import LocalProtocolError
 from swarmd.protocols.ids import PeerId
 from swarmd.protocols.ledger import Ledger
 from swarmd.protocols.ledger_entries import Entry, EntryKey
@@ -148,6 +149,8 @@ class LedgerGossip:
         """From our own disk: no witnesses needed, signatures all the same."""
         for message in saved:
             if isinstance(message, LedgerTotals):
+                if message.rounds > rounds:
+                    raise LocalProtocolError("wrong_round", f"{message.rounds} rounds in sum")
                 self._ledger.adopt(message)
                 continue
             for signed in message.entries:

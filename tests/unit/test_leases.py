@@ -108,7 +108,7 @@ def test_what_is_given_back_is_free_at_once():
     assert book.give_back_all(1.0) == taken
     assert book.held() == []
     assert book.next_lease(1.0) == (taken[0], "returned")
-    assert book.counters["returned_unused"] == 3
+    assert book.counters["given_back"] == 3
 
 
 def test_a_lease_ends_once():
@@ -387,6 +387,15 @@ def test_a_saved_ledger_is_taken_up_as_far_as_it_is_wanted():
     assert again.ledger.settled == 11
     assert again.next_lease(0.0)[0] == MicroBatchId(11, 0)
     assert again.ledger.contributions()[P0].micro_batches == 11 * ROUND
+
+
+def test_a_ledger_of_later_rounds_is_not_taken_for_an_earlier_checkpoint():
+    book = lone(total_steps=100)
+    for _ in range(12):
+        finish(book, take(book, ROUND))
+    again = make_book("p0", lease_shape(total_steps=100), incarnation=2)
+    with pytest.raises(LocalProtocolError):
+        again.restore(book.save(), 3)
 
 
 def test_a_whole_swarm_resumes_from_what_one_peer_saved():
