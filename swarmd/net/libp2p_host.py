@@ -240,11 +240,11 @@ class Libp2pHost:
             if type(notifee).__name__ == "_IdentifyNotifee":
                 network.remove_notifee(notifee)
         network.register_notifee(_Watch(self))
+        network.auto_connector = _NoAutoConnector()
         for protocol in self._handlers:
             self._host.set_stream_handler(protocol, self._guarded(protocol))
         ours = [multiaddr.Multiaddr(str(address)) for address in announced[:1]]
         async with self._host.run(listen_addrs=ours or [multiaddr.Multiaddr("/ip4/0.0.0.0/tcp/0")]):
-            await network.auto_connector.stop()
             async with trio.open_nursery() as nursery:
                 self._nursery = nursery
                 if listeners:
@@ -402,6 +402,20 @@ class Libp2pHost:
                     if unread > UNREAD_BYTES_MAX:
                         self.counts["window_ignored"] += 1
                         _raw_of(conn).close_now()
+
+
+class _NoAutoConnector:
+    """In place of the library's, which dials by itself and remembers every peer it ever lost."""
+
+    async def start(self) -> None: ...
+
+    async def stop(self) -> None: ...
+
+    async def run_background_task(self, nursery: trio.Nursery) -> None: ...
+
+    async def maybe_connect(self) -> None: ...
+
+    def record_disconnect(self, peer_id: ID) -> None: ...
 
 
 class _Watch(INotifee):

@@ -7,7 +7,12 @@ import logging
 
 def silence_libp2p() -> None:
     """Drop what the library logs. Safe to call again."""
-    logging.getLogger("libp2p").setLevel(logging.CRITICAL + 1)
+    library = logging.getLogger("libp2p")
+    library.setLevel(logging.CRITICAL + 1)
+    # Some of its modules set a level of their own; what they log goes no further than here.
+    library.propagate = False
+    if not library.handlers:
+        library.addHandler(logging.NullHandler())
     root = logging.getLogger()
     if not any(isinstance(found, _NotLibp2p) for found in root.filters):
         # A filter of a logger sees only what is logged on that very logger.

@@ -42,7 +42,8 @@ class TokenBucket:
         """Until nothing is owed. Others may owe again by then: they were first."""
         self._refill()
         while self._level < 0:
-            await trio.sleep(-self._level / self.bytes_per_s)
+            # A little longer, or rounding may leave a debt too small to sleep for.
+            await trio.sleep(-self._level / self.bytes_per_s + 1e-4)
             self._refill()
 
     def _refill(self) -> None:
@@ -92,7 +93,11 @@ def bend_of(ours: LinkShape | None, theirs: LinkShape | None) -> Bend:
 
 
 class Path:
-    """One link as it is bent: both planes of it share the rates."""
+    """One link as it is bent: both planes of it share the rates.
+
+    The control plane goes past what the bulk plane has queued, as it would on a real link, where
+    two connections share the line packet by packet.
+    """
 
     def __init__(self, bend: Bend, rng: random.Random) -> None:
         self.bend = bend
@@ -101,24 +106,24 @@ class Path:
 
     async def wait_up(self) -> None:
         """Until what was sent before has gone."""
-        while (now_s := trio.current_time()) < self._up_free_s:
-            await trio.sleep(self._up_free_s - now_s)
+        while trio.current_time() < self._up_free_s:
+            await trio.sleep_until(self._up_free_s)
 
-    def sent(self, size: int) -> float:
-        """When the last of `size` bytes, sent now, is to leave."""
-        rate, delay_s = self.bend.up_bytes_per_s, self.bend.delay_s
-        self._up_free_s = max(self._up_free_s, trio.current_time())
-        self._up_free_s += size / rate if rate else 0.0
+    def sent(self, size: int, *, urgent: bool) -> float:
+        """When the last of `size` bytes, sent now, is to leave. Urgent ones go past the queue."""
+        rate, delay_s, now_s = self.bend.up_bytes_per_s, self.bend.delay_s, trio.current_time()
+        takes_s = size / rate if rate else 0.0
+        self._up_free_s = max(self._up_free_s, now_s) + takes_s
         if self.bend.jitter_s:
             delay_s += self._rng.uniform(-self.bend.jitter_s, self.bend.jitter_s)
-        return self._up_free_s + max(0.0, delay_s)
+        return (now_s + takes_s if urgent else self._up_free_s) + max(0.0, delay_s)
 
-    async def received(self, size: int) -> None:
+    async def received(self, size: int, *, urgent: bool) -> None:
         """Until `size` bytes could have come at the link's rate."""
-        rate = self.bend.down_bytes_per_s
+        rate, now_s = self.bend.down_bytes_per_s, trio.current_time()
         if rate:
-            self._down_free_s = max(self._down_free_s, trio.current_time()) + size / rate
-            await trio.sleep_until(self._down_free_s)
+            self._down_free_s = max(self._down_free_s, now_s) + size / rate
+            await trio.sleep_until(now_s + size / rate if urgent else self._down_free_s)
 
 
 class DelayLine:

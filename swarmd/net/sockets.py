@@ -76,7 +76,7 @@ class RawStream:
         if self._caps.up is not None:
             self._caps.up.debit(len(data))
         if self._path is not None:
-            due_s = self._path.sent(len(data))
+            due_s = self._path.sent(len(data), urgent=not self._is_bulk)
             if self._line is not None:
                 self._line.put(due_s, data)
                 await trio.lowlevel.checkpoint()
@@ -111,7 +111,7 @@ class RawStream:
         self.tally.received += len(data)
         self._caps.wire.received += len(data)
         if self._path is not None:
-            await self._path.received(len(data))
+            await self._path.received(len(data), urgent=not self._is_bulk)
         if self._caps.down is not None:
             self._caps.down.debit(len(data))
             if self._is_bulk:

@@ -1,0 +1,167 @@
+"""Caps and shapes: arithmetic on virtual time, and once for real on loopback."""
+
+from __future__ import annotations
+
+import random
+from hashlib import blake2b
+from itertools import count
+
+import pytest
+import trio
+from transport_contract import Pair, running_pair
+
+from swarmd.net.shaping import Bend, Caps, DelayLine, Path, TokenBucket, bend_of
+from swarmd.net.swarm_transport import SwarmTransport
+from swarmd.protocols.effects import Priority
+from swarmd.units import LinkShape, parse_shape
+
+SLOW = LinkShape(1e6, 0.2)
+LISTEN = ["/ip4/127.0.0.1/tcp/0"]
+
+
+async def test_a_bucket_lets_its_rate_through_and_no_more(autojump_clock: object) -> None:
+    bucket, begun_s, size = TokenBucket(1000.0), trio.current_time(), 0
+    while trio.current_time() - begun_s < 10:
+        await bucket.wait()
+        bucket.debit(64)
+        size += 64
+    assert size == pytest.approx(10_000, rel=0.03)
+
+
+async def test_an_overdrawn_bucket_makes_the_next_one_wait(autojump_clock: object) -> None:
+    bucket = TokenBucket(1000.0)
+    bucket.debit(5100)
+    begun_s = trio.current_time()
+    await bucket.wait()
+    assert trio.current_time() - begun_s == pytest.approx(5.0, abs=0.01)
+
+
+async def test_caps_can_change_and_go_away(autojump_clock: object) -> None:
+    caps = Caps()
+    assert caps.up is None
+    caps.set(1000.0, None)
+    assert caps.up is not None
+    assert caps.down is None
+    caps.set(None, None)
+    assert caps.up is None
+
+
+def test_two_shaped_ends_do_not_add_up_and_the_worse_one_counts() -> None:
+    ours, theirs = parse_shape("100mbit,40ms,4ms"), parse_shape("10mbit,20ms")
+    assert bend_of(ours, theirs) == Bend(1.25e6, 0.0, 0.02, 0.002)
+    assert bend_of(theirs, ours) == bend_of(ours, theirs)
+
+
+def test_a_lone_shaped_end_bears_the_whole_delay_and_slows_both_ways() -> None:
+    assert bend_of(parse_shape("8mbit,40ms"), None) == Bend(1e6, 1e6, 0.04, 0.0)
+    assert bend_of(None, parse_shape("8mbit,40ms")) == Bend()
+
+
+async def test_a_path_has_one_rate_for_all_that_share_it(autojump_clock: object) -> None:
+    path = Path(Bend(up_bytes_per_s=1000.0), random.Random(1))
+    assert path.sent(500, urgent=False) - trio.current_time() == pytest.approx(0.5)
+    assert path.sent(500, urgent=False) - trio.current_time() == pytest.approx(1.0)
+    assert path.sent(100, urgent=True) - trio.current_time() == pytest.approx(0.1)
+    begun_s = trio.current_time()
+    await path.wait_up()
+    assert trio.current_time() - begun_s == pytest.approx(1.1)
+
+
+async def test_jitter_moves_the_delay_and_never_the_order(autojump_clock: object) -> None:
+    path, line = Path(Bend(delay_s=0.1, jitter_s=0.05), random.Random(7)), DelayLine()
+    for number in range(50):
+        line.put(path.sent(1, urgent=False), b"%d" % number)
+    arrived, times = [], []
+    for _ in range(50):
+        arrived.append(await line.get())
+        times.append(trio.current_time())
+    assert arrived == [b"%d" % number for number in range(50)]
+    assert 0.05 <= times[0] <= times[-1] <= 0.15 + 1e-9
+
+
+async def shaped_transfer(
+    a_shape: LinkShape | None, b_shape: LinkShape | None
+) -> tuple[float, float, float]:
+    """Rate of 1 MB in bytes/s as the receiver sees it, as the sender shows it, and RTT in s."""
+    shapes = iter((a_shape, b_shape))
+    async with loopback(lambda: next(shapes)) as pair:
+        await pair.link()
+        pair.a.send_payload(pair.b, b"warm up", bytes(1000), Priority.MIX)
+        await pair.b.take()
+        for _ in range(3):
+            pair.a.send_payload(pair.b, b"t", bytes(500_000), Priority.MIX)
+        await pair.b.take()
+        begun_s = trio.current_time()
+        for _ in range(2):
+            await pair.b.take()
+        took_s = trio.current_time() - begun_s
+        with trio.fail_after(5):
+            while pair.a.statistics(pair.b).queued_bytes:
+                await trio.sleep(0.05)
+        figures = pair.a.statistics(pair.b)
+        assert figures.up_bytes_per_s is not None
+        assert figures.rtt_s is not None
+        return 1_000_000 / took_s, figures.up_bytes_per_s, figures.rtt_s
+
+
+def loopback(next_shape):  # type: ignore[no-untyped-def]
+    seeds = count()
+    return running_pair(
+        lambda store: SwarmTransport(
+            blake2b(b"shape %d" % next(seeds), digest_size=32).digest(),
+            LISTEN,
+            store,
+            shape=next_shape(),
+        )
+    )
+
+
+@pytest.mark.parametrize("shapes", [(SLOW, SLOW), (SLOW, None), (None, SLOW)], ids=str)
+async def test_a_shaped_link_has_its_rate_and_its_round_trip(
+    shapes: tuple[LinkShape | None, LinkShape | None],
+) -> None:
+    seen, shown, rtt_s = await shaped_transfer(*shapes)
+    assert seen == pytest.approx(1e6, rel=0.15)
+    assert shown == pytest.approx(1e6, rel=0.15)
+    assert 0.2 <= rtt_s < 0.35
+
+
+async def test_a_cap_holds_for_bulk_and_is_not_felt_by_probes() -> None:
+    async with loopback(lambda: None) as pair:
+        await pair.link()
+        capped_upload(pair, 1e6)
+        await pair.b.take()
+        begun_s, before = trio.current_time(), pair.a.transport.totals()[0]
+        for _ in range(4):
+            pair.a.send_payload(pair.b, b"t", bytes(500_000), Priority.MIX)
+        pair.a.send(pair.b, b"probe")
+        assert (await pair.b.arrival()).body == b"probe"
+        assert trio.current_time() - begun_s < 0.3
+        for _ in range(4):
+            await pair.b.take()
+        rate = (pair.a.transport.totals()[0] - before) / (trio.current_time() - begun_s)
+        assert rate == pytest.approx(1e6, rel=0.12)
+
+
+def capped_upload(pair: Pair, bytes_per_s: float) -> None:
+    """The bucket is empty and the bulk connection open afterwards."""
+    transport = pair.a.transport
+    assert isinstance(transport, SwarmTransport)
+    transport.set_caps(up_bytes_per_s=bytes_per_s)
+    pair.a.send_payload(pair.b, b"first", bytes(200_000), Priority.MIX)
+
+
+async def test_a_cap_on_what_comes_in_slows_the_sender() -> None:
+    async with loopback(lambda: None) as pair:
+        await pair.link()
+        assert isinstance(pair.b.transport, SwarmTransport)
+        pair.b.transport.set_caps(down_bytes_per_s=1e6)
+        pair.a.send_payload(pair.b, b"first", bytes(200_000), Priority.MIX)
+        await pair.b.take()
+        begun_s, before = trio.current_time(), pair.b.transport.totals()[1]
+        for _ in range(3):
+            pair.a.send_payload(pair.b, b"t", bytes(500_000), Priority.MIX)
+        for _ in range(3):
+            await pair.b.take()
+        rate = (pair.b.transport.totals()[1] - before) / (trio.current_time() - begun_s)
+        assert rate == pytest.approx(1e6, rel=0.15)
