@@ -11,7 +11,7 @@ cut, and in a subspace of whatever rank: T_fixed straight into the head. Readers
 d=128, 4 layers, a boundary after each, AdamW 2e-3, one seed; held-out loss, k=32:
 
     all weights at 0.02                            2.164   (T_fixed at std 0.1: 2.108)
-    writers 0, readers 0.5/sqrt(inputs)            2.085
+    writers 0, readers 0.5/sqrt(inputs)            2.085   (T_fixed at std 0.1: 2.076)
     writers 0, readers 1/sqrt(inputs)              2.070   (T_fixed at std 0.1: 2.023)
     writers 0, readers 0.02                        2.183
     writers 0.02, readers 1/sqrt(inputs)           2.239
