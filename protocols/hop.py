@@ -4,8 +4,8 @@ What was sent is kept until its gradient has proved good, so a callee that dies,
 talks nonsense costs this one hop, not the micro-batch: it is sent again, to another replica
 (algorithms.md 4.2). BUSY is an answer, not a fault: the next replica is asked at once. An overdue
 replica may still answer while another is asked; the first gradient wins and the others are told to
-stop. If only overdue ones are left, the one asked first is asked again, with the same bytes, and
-recognises them.
+stop. If only overdue ones are left, they are asked again in turn, with the same bytes, which they
+recognise; an answer to the earlier question is as good.
 
 Attempts are numbered over everything this peer ever sends (cyclic), so no answer can be taken for
 that of another question.
@@ -34,6 +34,8 @@ from swarmd.protocols.routing import Candidate, Router
 
 DRAINING_PAUSE_S = 5.0
 """A peer that leaves politely is left alone; the roster will say soon that it is gone."""
+FORWARD_SHARE = 3
+"""A forward alone is about a third of a micro-batch's work."""
 LATE_CODES = ("late", "expired")
 """The micro-batch's own lateness, nobody's fault."""
 
@@ -152,28 +154,34 @@ class Hop:
     def _choose(
         self, passage: Passage, outbound: Outbound, number: int, now_s: float
     ) -> PeerId | None:
-        """Another replica if there is one, else the one that has been overdue for longest."""
-        asked = {attempt.peer for attempt in outbound.attempts.values()}
-        exclude = asked.union(outbound.refused_by)
+        """Another replica if there is one, else the one that was not asked for longest."""
+        asked = outbound.last_asked
+        exclude = set(asked).union(outbound.refused_by)
         if outbound.pinned is not None:
             exclude = set(self.router.peers) - {outbound.pinned}
             outbound.pinned = None
         peer, reason = self._ask_router(passage, number, now_s, exclude)
         if peer is None and reason == "excluded" and asked and not outbound.is_answer_due:
-            oldest = next(iter(outbound.attempts.values()))
-            others = set(self.router.peers) - {oldest.peer}
+            again = min(asked.values(), key=lambda attempt: (attempt.sent_s, attempt.peer))
+            others = set(self.router.peers) - {again.peer}
             peer, _ = self._ask_router(passage, number, now_s, others)
             if peer is not None:
-                self._close(outbound, oldest)
-                self.router.withdrawn(peer, oldest.number)
+                self._keep_only(outbound, again)
         return peer
+
+    def _keep_only(self, outbound: Outbound, latest: Attempt) -> None:
+        """Its peer is asked again; of the questions before, only the latest stays open."""
+        for attempt in list(outbound.attempts.values()):
+            if attempt.peer == latest.peer and attempt is not latest:
+                self._close(outbound, attempt)
+                self.router.withdrawn(attempt.peer, attempt.number)
 
     def _ask_router(
         self, passage: Passage, number: int, now_s: float, exclude: set[PeerId]
     ) -> tuple[PeerId | None, str]:
         assert passage.outbound is not None
         return self.router.choose(
-            passage.tokens,
+            passage.tokens if passage.is_trained else passage.tokens // FORWARD_SHARE,
             now_s,
             attempt=number,
             size_bytes=passage.outbound.payload.size_bytes,
@@ -300,11 +308,14 @@ class Hop:
             self._cancel_all(passage, passage.outbound, code)
 
     def _cancel_all(self, passage: Passage, outbound: Outbound, code: str) -> None:
+        asked = outbound.last_asked
         for attempt in list(outbound.attempts.values()):
             self._close(outbound, attempt)
             self.router.withdrawn(attempt.peer, attempt.number)
+        for peer, attempt in asked.items():
             ref = micro_batch_ref(passage.micro_batch, attempt.number)
-            self._effects.append(Send(attempt.peer, Cancel(ref=ref, code=code)))
+            why = "done_already" if peer == outbound.won_by else code
+            self._effects.append(Send(peer, Cancel(ref=ref, code=why)))
 
     def _close(self, outbound: Outbound, attempt: Attempt) -> None:
         del outbound.attempts[attempt.number]

@@ -242,6 +242,7 @@ class Lane:
     def lost(self) -> None:
         """The worker died, and with it the graphs and the sums."""
         self.is_ready = False
+        self._counters.gradients_lost += self.clock.pending
         self.clock.lost()
         for entry in self._jobs.values():
             entry.counts_into = None

@@ -70,6 +70,11 @@ class Outbound:
         return any(not attempt.is_overdue for attempt in self.attempts.values())
 
     @property
+    def last_asked(self) -> dict[PeerId, Attempt]:
+        """The newest open attempt of each peer, in the order in which they were asked."""
+        return {attempt.peer: attempt for attempt in self.attempts.values()}
+
+    @property
     def phase(self) -> Phase:
         return Phase.AWAY if self.attempts else Phase.ROUTING
 

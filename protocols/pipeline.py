@@ -98,7 +98,7 @@ class Pipeline:
         if self._table.get(None, micro_batch) is not None:
             raise LocalProtocolError("duplicate", f"{micro_batch} is under way")
         if micro_batch.round < self._table.round - 1:
-            fields = {"micro_batch": micro_batch, "reason": "late", "text": "its round is long over"}
+            fields = {"micro_batch": micro_batch, "reason": "late", "text": "its round is over"}
             return [*self._settle(now_s), fx.Emit("pipeline/expired", fields)]
         run = self.shape.run
         held_out = micro_batch.held_out
@@ -161,6 +161,12 @@ class Pipeline:
     def drain(self, on: bool, now_s: float) -> list[fx.Effect]:
         """Take nothing new, finish what is held. For leaving and for pausing."""
         self._callee.is_draining = on
+        return self._settle(now_s)
+
+    def abandon(self, reason: str, now_s: float) -> list[fx.Effect]:
+        """Give up everything under way: callers are refused, what we lead has expired."""
+        for passage in self._table.all():
+            self._table.fail(passage, reason)
         return self._settle(now_s)
 
     @property

@@ -33,6 +33,8 @@ class Counters:
     """Gradients that entered this peer's sums."""
     not_counted: int = 0
     """Done here without entering the sums: counted before, or older than the round before."""
+    gradients_lost: int = 0
+    """Counted, and gone with the compute worker before their step."""
     double_counts: int = 0
     """Counted here although the caller finished them with another replica: an upper bound."""
     redone: int = 0

@@ -15,6 +15,7 @@ Where we differ, and why:
   * no replica holds more of what is in flight than its fair share and one: if the estimates are
     wrong (somebody else uses it too), the others still have work;
   * work costs more where it gets lost (standing.py);
+  * BUSY costs the transfer of a payload, so it teaches how much a replica takes from us;
   * a scan instead of a heap: candidates are dozens, and every key moves with time.
 """
 
@@ -31,8 +32,15 @@ from swarmd.protocols.standing import Standing
 SHARE_WINDOW = 32
 """Choices over which `traffic_share` is told."""
 EMA_WEIGHT = 0.2
+CREDIT_CHARGES = 5
+"""How far a clock may lag, in charges: who was passed over does not get all of it back at once."""
 DEBT_HALF_S = 60.0
 """In which half of what a clock is ahead of the base fades."""
+WINDOW_GAIN = 0.1
+"""After BUSY, how much more is tried with each answer: a payload in vain once in ten."""
+CLAIM_FACTOR_MAX = 4.0
+"""How much faster or slower than those measured a claim alone can make a peer: a wrong one neither
+floods it nor keeps it from ever being measured."""
 UNKNOWN_S_PER_TOKEN = 1e-3
 """Before anybody claimed or measured a speed. Any value: only ratios matter."""
 FASTEST_S_PER_TOKEN = 1e-9
@@ -80,6 +88,33 @@ class _Member:
     standing: Standing = field(default_factory=Standing)
     s_per_token: float | None = None
     charges: dict[int, _Charge] = field(default_factory=dict)
+    window: float = float("inf")
+    """How many it has room for from us, as far as it has shown."""
+
+    @property
+    def in_time(self) -> int:
+        """How many it may still answer in time."""
+        return sum(not charge.is_missed for charge in self.charges.values())
+
+    @property
+    def is_full(self) -> bool:
+        return self.in_time + 1 > self.window
+
+
+@dataclass(slots=True)
+class _Bid:
+    """What giving a micro-batch to one member would mean."""
+
+    member: _Member
+    rtt_s: float
+    transfer_s: float
+    quality: float
+    amount_s: float
+    start_s: float = 0.0
+
+    @property
+    def finish_s(self) -> float:
+        return self.start_s + self.amount_s + self.rtt_s
 
 
 class Router:
@@ -147,20 +182,20 @@ class Router:
         if not members:
             return None, reason
         self._fade(now_s)
-        pool = self._with_room(members, now_s) if len(members) > 1 else members
-        self._base_s = max(self._base_s, min(member.clock_s for member in pool))
-        keyed = []
-        for member in pool:
-            rtt_s, transfer_s = self._link_times(member, size_bytes)
-            quality = member.standing.quality(now_s)
-            amount_s = (self._work_s(member, tokens) + transfer_s) / quality
-            start_s = max(member.clock_s, self._base_s)
-            charge = _Charge(now_s, tokens, transfer_s, quality, amount_s)
-            keyed.append((start_s + amount_s + rtt_s, start_s, member, charge))
-        first_s = min(key_s for key_s, _, _, _ in keyed)
-        _, start_s, member, charge = self._rng.choice([k for k in keyed if k[0] == first_s])
-        member.clock_s = start_s + charge.amount_s
-        member.charges[attempt] = charge
+        bids = [self._bid(member, tokens, size_bytes, now_s) for member in members]
+        pool = self._with_room(self._without_novices(bids))
+        latest_s = max(bid.member.clock_s for bid in pool)
+        self._base_s = max(self._base_s, min(bid.member.clock_s for bid in pool))
+        for bid in pool:
+            credit_s = latest_s - CREDIT_CHARGES * bid.amount_s
+            bid.start_s = max(bid.member.clock_s, self._base_s, credit_s)
+        first_s = min(bid.finish_s for bid in pool)
+        chosen = self._rng.choice([bid for bid in pool if bid.finish_s == first_s])
+        member = chosen.member
+        member.clock_s = chosen.start_s + chosen.amount_s
+        member.charges[attempt] = _Charge(
+            now_s, tokens, chosen.transfer_s, chosen.quality, chosen.amount_s
+        )
         self._chosen.append(member.candidate.peer)
         return member.candidate.peer, "least_finish" if len(members) > 1 else "only_one"
 
@@ -178,7 +213,7 @@ class Router:
                 obstacles.add("not_linked")
             elif member.standing.banned_for_s(now_s):
                 obstacles.add("banned")
-            elif member.standing.paused_for_s(now_s):
+            elif member.standing.paused_for_s(now_s) or member.is_full:
                 obstacles.add("busy")
             elif peer in exclude:
                 obstacles.add("excluded")
@@ -189,31 +224,39 @@ class Router:
                 return members, reason
         return members, "no_peer"
 
-    def _with_room(self, members: list[_Member], now_s: float) -> list[_Member]:
-        """Those below their fair share of what is in flight; never nobody."""
-        speeds = [member.standing.quality(now_s) / self._work_s(member, 1) for member in members]
-        in_flight = 1 + sum(len(member.charges) for member in members)
-        total = sum(speeds)
-        roomy = [
-            member
-            for member, speed in zip(members, speeds, strict=True)
-            if len(member.charges) < 1 + speed / total * in_flight
-            and not (member.is_new and member.charges)
-        ]
-        return roomy or members
-
-    def _work_s(self, member: _Member, tokens: int) -> float:
-        if member.s_per_token is not None:
-            return member.s_per_token * tokens
-        if member.candidate.tokens_per_s > 0:
-            return max(FASTEST_S_PER_TOKEN, 1.0 / member.candidate.tokens_per_s) * tokens
-        known = [m.s_per_token for m in self._members.values() if m.s_per_token is not None]
-        return (sum(known) / len(known) if known else UNKNOWN_S_PER_TOKEN) * tokens
-
-    def _link_times(self, member: _Member, size_bytes: int) -> tuple[float, float]:
-        """(round trip, time of the bytes), seconds."""
+    def _bid(self, member: _Member, tokens: int, size_bytes: int, now_s: float) -> _Bid:
         rtt_s, bytes_per_s = self._links.get(member.candidate.peer, (0.0, 0.0))
-        return rtt_s, size_bytes / bytes_per_s if bytes_per_s > 0 else 0.0
+        transfer_s = size_bytes / bytes_per_s if bytes_per_s > 0 else 0.0
+        quality = member.standing.quality(now_s)
+        amount_s = (self._s_per_token(member) * tokens + transfer_s) / quality
+        return _Bid(member, rtt_s, transfer_s, quality, amount_s)
+
+    def _without_novices(self, bids: list[_Bid]) -> list[_Bid]:
+        """Who is new and has one already waits for its first answer, unless all are so."""
+        seasoned = [bid for bid in bids if not (bid.member.is_new and bid.member.charges)]
+        return seasoned or bids
+
+    def _with_room(self, bids: list[_Bid]) -> list[_Bid]:
+        """Those that hold less than their fair share of what is in flight, and one. Not empty."""
+        in_flight = 1 + sum(len(bid.member.charges) for bid in bids)
+        total = sum(1.0 / bid.amount_s for bid in bids)
+        return [
+            bid for bid in bids if len(bid.member.charges) < 1 + in_flight / (bid.amount_s * total)
+        ]
+
+    def _s_per_token(self, member: _Member) -> float:
+        """Measured, or guessed from its claim as the others' measurements bear out theirs."""
+        if member.s_per_token is not None:
+            return member.s_per_token
+        claim = member.candidate.tokens_per_s
+        measured = [m for m in self._members.values() if m.s_per_token is not None]
+        if not measured:
+            return max(FASTEST_S_PER_TOKEN, 1.0 / claim) if claim > 0 else UNKNOWN_S_PER_TOKEN
+        costs = [m.s_per_token or 0.0 for m in measured]
+        mean = sum(costs) / len(costs)
+        honest = [m.candidate.tokens_per_s * (m.s_per_token or 0.0) for m in measured]
+        guess = sum(honest) / len(honest) / claim if claim > 0 else mean
+        return min(CLAIM_FACTOR_MAX * mean, max(mean / CLAIM_FACTOR_MAX, guess))
 
     def _fade(self, now_s: float) -> None:
         keep = 0.5 ** (max(0.0, now_s - self._faded_at_s) / DEBT_HALF_S)
@@ -242,12 +285,15 @@ class Router:
         if charge.is_missed:
             member.standing.redeemed(now_s)
         member.standing.delivered(now_s)
+        member.window += WINDOW_GAIN
         member.is_new = False
 
     def busy(self, peer: PeerId, attempt: int, now_s: float, retry_in_s: float = 0.0) -> None:
-        """It has no room: no fault, no charge, and nothing more until then or its next answer."""
+        """It has no room: no fault, no charge. Nothing more until then or its next answer, and then
+        no more at once than it has taken now."""
         member = self._uncharge(peer, attempt)
         if member is not None:
+            member.window = max(1.0, member.in_time)
             member.standing.pause(retry_in_s, now_s)
 
     def refused(self, peer: PeerId, attempt: int, now_s: float, *, is_fault: bool) -> None:

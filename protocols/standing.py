@@ -46,7 +46,7 @@ class Standing:
             return 1.0
         age_s = max(0.0, now_s - self._score_at_s)
         unforgiven: float = 0.5 ** (age_s / FORGIVEN_HALF_S)
-        return 1.0 - (1.0 - self._score) * unforgiven
+        return max(self._score, 1.0 - (1.0 - self._score) * unforgiven)
 
     def quality(self, now_s: float) -> float:
         """What its share of the work is multiplied by."""

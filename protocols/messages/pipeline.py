@@ -99,4 +99,5 @@ class Cancel(Message):
 
     ref: MicroBatchRef = nested(MicroBatchRef)
     code: str = text(default="")
-    """done_elsewhere (another replica's gradient came first), expired, caller_lost, worker_died."""
+    """done_elsewhere (another replica's gradient came first), done_already (its own answer to the
+    question before did), expired, caller_lost, or why the caller's own part failed."""
