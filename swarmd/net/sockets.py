@@ -20,6 +20,8 @@ from swarmd.net.underlay import Buffer, CarrierEnded, DialFailed, Tally
 
 USER_TIMEOUT_S = 15
 READ_BYTES = 256 << 10
+BENT_READ_BYTES = 16 << 10
+"""On a link made slow: what arrives in larger lumps would be late and then all at once."""
 
 
 class RawStream:
@@ -102,6 +104,8 @@ class RawStream:
 
     async def receive_some(self, bytes_max: int = READ_BYTES) -> bytes | bytearray:
         """At least one byte. Raises CarrierEnded at the end."""
+        if self._path is not None and self._path.bend.down_bytes_per_s:
+            bytes_max = min(bytes_max, BENT_READ_BYTES)
         try:
             data = await self._stream.receive_some(bytes_max)
         except (trio.BrokenResourceError, trio.ClosedResourceError, OSError) as error:
