@@ -32,6 +32,8 @@ class Situation:
     present: int = 1
     """Peers of the run that are there, ourselves included."""
     was_with_others: bool = False
+    is_isolated: bool = False
+    """It has been alone for long, and was not before."""
     peers_min: int = 1
     has_begun: bool = False
     missing_stages: tuple[int, ...] = ()
@@ -106,14 +108,12 @@ def _joining(facts: Situation) -> Reason | None:
 
 
 def _apart(facts: Situation) -> Reason | None:
-    if (
-        facts.was_with_others
-        and facts.present == 1
-        and (facts.missing_stages or facts.peers_min > 1)
-    ):
+    if facts.is_isolated and facts.missing_stages:
+        stage = facts.missing_stages[0]
         return Reason(
             code="isolated",
-            text="no other peer can be reached; keeps trying",
+            text=f"no other peer can be reached, and stage {stage} has none; keeps trying",
+            stage=stage,
             retry_at_s=facts.retry_at_s,
         )
     if facts.lost_stage is not None:

@@ -74,6 +74,7 @@ class PeerMachine:
         self.paused: Reason | None = None
         self.was_with_others = False
         self.missing_since_s: float | None = None
+        self.alone_since_s: float | None = None
         self._seen: tuple[int, frozenset[PeerId]] = (-1, frozenset())
         self._all_done_s: float | None = None
         self._located: dict[PeerId, tuple[str, ...]] = {}
@@ -204,6 +205,10 @@ class PeerMachine:
         self.coverage = coverage_of(view, self.shape.stages)
         others = [peer.peer for peer in view.present() if peer.peer != self.peer]
         self.was_with_others = self.was_with_others or bool(others)
+        if others:
+            self.alone_since_s = None
+        elif self.alone_since_s is None:
+            self.alone_since_s = now_s
         if not self.coverage.missing:
             self.missing_since_s = None
         elif self.missing_since_s is None:
@@ -282,6 +287,8 @@ class PeerMachine:
 
     def _set_draining(self, on: bool, now_s: float) -> list[fx.Effect]:
         effects = self.work.set_draining(on, now_s)
+        view, linked = self.membership.view(now_s), frozenset(self.greeting.greeted)
+        effects += self.work.review(view, self.coverage, linked, self.has_begun, now_s)
         phase = "draining" if on else "active" if self.work.is_held else "joining"
         return [*effects, *self.membership.update_own(now_s, phase=phase)]
 

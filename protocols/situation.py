@@ -37,6 +37,7 @@ def situation_of(peer: PeerMachine, now_s: float) -> Situation:
         entries_tried=bool(peer.setup.entries),
         present=peer.membership.roster.present_count,
         was_with_others=peer.was_with_others,
+        is_isolated=_is_isolated(peer, now_s),
         peers_min=peer.shape.peers_min,
         has_begun=peer.has_begun,
         missing_stages=coverage.missing,
@@ -50,6 +51,13 @@ def situation_of(peer: PeerMachine, now_s: float) -> Situation:
         round=peer.work.round,
         now_s=now_s,
     )
+
+
+def _is_isolated(peer: PeerMachine, now_s: float) -> bool:
+    """Everybody is gone, for so long that it may well be us. Before, what is missing is shown."""
+    if not peer.was_with_others or peer.alone_since_s is None:
+        return False
+    return now_s - peer.alone_since_s >= peer.membership.limits.dead_after_s
 
 
 def _waiting(peer: PeerMachine, now_s: float) -> Waiting | None:

@@ -68,6 +68,7 @@ class StageWork:
         self.first_done_s: float | None = None
         self._rng = rng
         self._number = 0
+        self._is_draining = False
         self._fields: dict[str, Any] = {}
         self._checkpoint_job: tuple[int, str, int] | None = None
         """(job, file, round) of a checkpoint being written."""
@@ -291,12 +292,15 @@ class StageWork:
             for view in coverage.active[self.stage + 1]
         )
         effects = self.pipeline.set_next_stage(candidates, now_s)
+        if self._is_draining and not candidates:
+            effects += self.pipeline.abandon("draining", now_s)  # nobody is left to finish it
         for peer in sorted(linked):
             effects += self.pipeline.handle(fx.LinkUp(peer), now_s)
         return effects
 
     def set_draining(self, on: bool, now_s: float) -> list[fx.Effect]:
         """Take nothing new, or take again. Every lease held is under way and will end."""
+        self._is_draining = on
         if self.pipeline is None:
             return []
         return self._wire(self.pipeline.drain(on, now_s), now_s)

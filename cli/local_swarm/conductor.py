@@ -58,6 +58,9 @@ class Conductor:
     worker_restarts: dict[str, int] = field(default_factory=dict)
     training_since_s: float | None = None
     ended_s: float = 0.0
+    _told_to_stop: set[int] = field(default_factory=set)
+    _waits: dict[int, str] = field(default_factory=dict)
+    """What each peer waited for when the command ended."""
     _moved_s: float = 0.0
     _last_step: int = -1
 
@@ -90,9 +93,11 @@ class Conductor:
     def finish(self) -> None:
         """Every peer gone, and what each said last."""
         self.ended_s = self.elapsed_s
+        self._told_to_stop = {peer.number for peer in self.processes.peers if peer.is_running}
         for peer in self.processes.peers:
             if peer.is_running:
                 self._look_at(peer)
+            self._waits[peer.number] = self._waiting_for(peer.number)
         self.processes.stop_all(STOP_GRACE_S)
         for peer in self.processes.peers:
             self._look_at(peer)
@@ -112,9 +117,9 @@ class Conductor:
                 name=peer.name,
                 stage=peer.stage,
                 exit_code=peer.exit_code,
-                planned_exit=peer.planned_exit,
+                planned_exit=peer.planned_exit or peer.number in self._told_to_stop,
                 restarted_unasked=bool(self.worker_restarts.get(peer.name)),
-                waits=self._waits(peer.number),
+                waits=self._waits.get(peer.number, ""),
             )
             for peer in self.processes.peers
         ]
@@ -217,7 +222,7 @@ class Conductor:
     def _is_unasked_death(self, peer: PeerProcess) -> bool:
         return not peer.planned_exit and peer.exit_code not in (0, None)
 
-    def _waits(self, number: int) -> str:
+    def _waiting_for(self, number: int) -> str:
         view = self.view.peers[number]
         code, for_s = view.get("reason.code"), view.get("reason.for_s")
         if code in (None, "training", "run_complete"):
