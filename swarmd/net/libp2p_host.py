@@ -217,7 +217,8 @@ class Libp2pHost:
         self.peer_id = peer_id_of_seed(seed)
         self.counts: Counter[str] = Counter()
         self._handlers = {CONTROL: on_control, BULK: on_bulk}
-        self._connections_max = 2 * links_max
+        # Its limits count every connection, ours count links and can say "full": leave room.
+        self._connections_max = 2 * links_max + 64
         self._caps = caps
         self._tcp = _Tcp()
         self._host: Any = None
@@ -241,8 +242,7 @@ class Libp2pHost:
                 network.remove_notifee(notifee)
         network.register_notifee(_Watch(self))
         network.auto_connector = _NoAutoConnector()
-        for protocol in self._handlers:
-            self._host.set_stream_handler(protocol, self._guarded(protocol))
+        self._set_handlers()
         ours = [multiaddr.Multiaddr(str(address)) for address in announced[:1]]
         async with self._host.run(listen_addrs=ours or [multiaddr.Multiaddr("/ip4/0.0.0.0/tcp/0")]):
             async with trio.open_nursery() as nursery:
@@ -257,6 +257,10 @@ class Libp2pHost:
                     self._nursery = None
                     for raw in list(self._raws):
                         raw.close_now()
+
+    def _set_handlers(self) -> None:
+        for protocol in self._handlers:
+            self._host.set_stream_handler(protocol, self._guarded(protocol))
 
     def _make_host(self, announced: Sequence[Address]) -> Any:
         noise = NoiseTransport(self.key_pair, noise_privkey=new_x25519_key_pair().private_key)

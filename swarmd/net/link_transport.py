@@ -72,6 +72,8 @@ class LinkTransport:
         """Of links that ended, up to then; a new link to the peer counts on from there."""
         self._past_ended_s: dict[PeerId, float] = {}
         self._dials: dict[PeerId, DialRace] = {}
+        self._welcoming: set[PeerId] = set()
+        """Their HELLO was heard and accepted, ours is not out yet."""
         self._denied_until_s: dict[PeerId, float] = {}
         self._events: deque[tuple[TransportEvent, Plane | None, int, int]] = deque()
         self._event_came = Wakeup()
@@ -244,16 +246,13 @@ class LinkTransport:
                 self._counts[refusal] += 1
                 await self._turn_away(channel, refusal)
                 return
-            dial = self._dials.get(peer)
-            if dial is not None:
-                dial.yielded = True
-                dial.scope.cancel()
-            old = self._links.get(peer)
-            if old is not None:
-                old.drop("lost", "the peer came again")
-                await old.gone.wait()
-            await say_hello(carrier, self._hello(channel))
-            link = self._adopt(channel, hello, opened_by_us=False)
+            self._welcoming.add(peer)
+            try:
+                await self._make_room(peer)
+                await say_hello(carrier, self._hello(channel))
+                link = self._adopt(channel, hello, opened_by_us=False)
+            finally:
+                self._welcoming.discard(peer)
             if link is not None:
                 await link.gone.wait()
         except CarrierEnded as ended:
@@ -262,6 +261,16 @@ class LinkTransport:
             self._count_violation(peer, error)
         finally:
             channel.close_now()
+
+    async def _make_room(self, peer: PeerId) -> None:
+        """The peer's control carrier stays: end our own dial to it, and the link it has lost."""
+        dial, old = self._dials.get(peer), self._links.get(peer)
+        if dial is not None:
+            dial.yielded = True
+            dial.scope.cancel()
+        if old is not None:
+            old.drop("lost", "the peer came again")
+            await old.gone.wait()
 
     async def bulk_opened(self, peer: PeerId, carrier: Carrier) -> None:
         """A peer opened a bulk carrier."""
@@ -301,7 +310,9 @@ class LinkTransport:
                 and old.hello.nonce == hello.nonce
             ):
                 return "duplicate"
-        elif len(self._links) >= self._limits.links_max:
+        elif peer in self._welcoming:
+            return "duplicate"
+        elif len(self._links) + len(self._welcoming) >= self._limits.links_max:
             return "full"
         return ""
 
