@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from swarmd.cli.framework import Session, command, option
+from swarmd.cli.framework import Parsed, Session, command, option
 
 if TYPE_CHECKING:
     from swarmd.cli.local_swarm.conductor import Conductor
@@ -25,6 +25,17 @@ if TYPE_CHECKING:
 TIMEOUT_S = 600.0
 
 
+def _loss_target(text: str) -> str:
+    from swarmd.units import BadValue
+
+    if text not in ("auto", "none"):
+        try:
+            float(text)
+        except ValueError:
+            raise BadValue(text, "is no loss", "2.5, auto or none") from None
+    return text
+
+
 @command(section="Checking")
 @option("--peers", type=int, default=4, show_default=True, help="How many peers.")
 @option("--stages", type=int, default=2, show_default=True, help="How many pipeline stages.")
@@ -32,7 +43,10 @@ TIMEOUT_S = 600.0
 @option("--preset", default="tiny", show_default=True, help="Sizes to start from.")
 @option("--inner-steps", type=int, default=20, show_default=True, help="H, steps in a round.")
 @option("--seed", type=int, default=7, show_default=True)
-@option("--loss-target", default="auto", show_default=True, metavar="X|auto|none")
+@option(
+    "--loss-target", default="auto", show_default=True,
+    type=Parsed("X|auto|none", _loss_target), help="What the last loss must meet.",
+)  # fmt: skip
 @option("--threads", type=int, default=1, show_default=True, help="Per peer.")
 @option("--dir", "folder", metavar="DIR", help="Homes of the peers; default: a fresh one.")
 @option("--keep", is_flag=True, help="Do not remove the homes.")
@@ -58,7 +72,7 @@ def local(session: Session, plain: bool, **flags: Any) -> int:
     plan = _plan(session, flags)
     show = Show(session.printer, plan, plain=plain)
     with _folder_of(plan) as keep, _stop_on_signals():
-        result = _run(session, plan, show)
+        result = _run(plan, show)
         show.result(result, render(result))
         if result.exit_code != 0:
             keep()
@@ -121,14 +135,11 @@ def _stop_on_signals() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-def _run(session: Session, plan: LocalPlan, show: Show) -> Local:
+def _run(plan: LocalPlan, show: Show) -> Local:
     from swarmd.cli.local_swarm.conductor import Conductor
     from swarmd.cli.local_swarm.result import result_of
-    from swarmd.run_file import read_run_file
 
-    run_file = plan.dir / "run.toml"
-    run_file.write_text(plan.run_file(), encoding="utf-8")
-    run = read_run_file(run_file).measure(plan.dir / "cache").config
+    run = _measured_run(plan)
     conductor = Conductor(plan, show.fact, show.turn)
     interrupted, twin = False, None
     with show:
@@ -137,11 +148,14 @@ def _run(session: Session, plan: LocalPlan, show: Show) -> Local:
             if plan.hold and not (conductor.timed_out or conductor.stalled):
                 conductor.hold()
         except KeyboardInterrupt:
-            interrupted = not plan.hold or conductor.view.step < plan.steps
+            interrupted = conductor.view.step < plan.steps
         finally:
             conductor.finish()
         if plan.baseline and not interrupted and conductor.view.step >= plan.steps:
-            twin = _twin(plan, run, conductor, show)
+            try:
+                twin = _twin(plan, run, conductor, show)
+            except KeyboardInterrupt:
+                interrupted = True
     return result_of(
         conductor,
         loss_share=run.loss_share,
@@ -149,6 +163,29 @@ def _run(session: Session, plan: LocalPlan, show: Show) -> Local:
         twin=twin,
         interrupted=interrupted,
     )
+
+
+def _measured_run(plan: LocalPlan) -> RunConfig:
+    """The run that the flags mean. Its faults are told as faults of the flags."""
+    from swarmd.cli.local_swarm.plan import FLAG_OF_KEY
+    from swarmd.errors import UserError
+    from swarmd.run_file import read_run_file
+
+    run_file = plan.dir / "run.toml"
+    run_file.write_text(plan.run_file(), encoding="utf-8")
+    try:
+        return read_run_file(run_file).measure(plan.dir / "cache").config
+    except UserError as error:
+        found = [key for key in FLAG_OF_KEY if f"{key}:" in str(error)]
+        if error.code != "bad_config" or not found:
+            raise
+        fault = str(error).partition(f"{found[0]}:")[2].strip()
+        raise UserError(
+            f"{FLAG_OF_KEY[found[0]]}: {fault}",
+            code="usage",
+            exit_code=2,
+            hint=error.hint or "`swarmd local --help` lists the flags",
+        ) from None
 
 
 def _twin(plan: LocalPlan, run: RunConfig, conductor: Conductor, show: Show) -> TwinFigures:

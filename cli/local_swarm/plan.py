@@ -8,6 +8,20 @@ from pathlib import Path
 from swarmd.cli.local_swarm.events import Event
 from swarmd.errors import UserError
 
+FLAG_OF_KEY = {
+    "run.preset": "--preset",
+    "run.stages": "--stages",
+    "run.total_steps": "--steps",
+    "run.inner_steps": "--inner-steps",
+    "run.peers_min": "--peers",
+    "run.data": "--data",
+    "boundary.rank": "--rank",
+    "boundary.kind": "--boundary",
+    "boundary.anchor_rank": "--boundary",
+    "boundary.wire": "--wire",
+}
+"""Which flag a key of the run file came from."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalPlan:
@@ -80,6 +94,13 @@ class LocalPlan:
             kind = "dense"
         if kind:
             lines.append(f"kind = {quoted(kind)}")
+        if anchor and anchor != "full" and not anchor.isdigit():
+            raise UserError(
+                f"--boundary: {anchor!r} is no rank",
+                code="usage",
+                exit_code=2,
+                hint="a right one: anchored:16, or anchored:full",
+            )
         if anchor:
             lines.append(f"anchor_rank = {-1 if anchor == 'full' else anchor}")
         elif kind == "anchored":

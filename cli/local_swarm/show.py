@@ -33,10 +33,12 @@ class Show:
         self._losses: list[float] = []
         self._round = 0
         self._event_offsets: dict[Path, int] = {}
-        if not printer.is_json:
-            printer.line(render.started_line(plan.seed, plan.peers, plan.stages, plan.steps))
 
     def __enter__(self) -> Show:
+        plan = self._plan
+        if not self._printer.is_json:
+            line = render.started_line(plan.seed, plan.peers, plan.stages, plan.steps)
+            self._printer.line(line)
         if self._is_live:
             from rich.console import Console
             from rich.live import Live
