@@ -1,0 +1,385 @@
+"""One mix of one round in one group, at one member. Ends by its deadline and says who was in.
+
+A butterfly: the vector is cut into parts; each member reduces some of them for all (reducer.py),
+sends its own values of the others to their reducers and takes back means (own_parts.py). So a
+partial result is a correct average of what it names, part by part, and nobody has to agree with
+anybody about who is alive.
+
+Who is in the group is in the plan; a member that has offered is there. One that is silent, out of
+reach, late or of another opinion about the group is out, with the code that the round's report
+shows. A sign of life brings the silent back. The bytes never come here: parts are slots, packed,
+reduced and taken by jobs.
+
+For the owner (rounds.py): `begin`, then every message of this exchange to `heard`, links to
+`link_up`, `link_down`, `not_sent`, and `tick` at `due_s`. `is_decided`: our own parts have all come
+to their end, and the exchange closes itself; or it is closed before. What is left then are means
+that others have not taken yet, until `is_empty`.
+"""
+
+from __future__ import annotations
+
+from swarmd.protocols import effects as fx
+from swarmd.protocols.exchange_plan import ExchangePlan, ExchangeRecord
+from swarmd.protocols.ids import PeerId
+from swarmd.protocols.jobs import BufferRef
+from swarmd.protocols.messages import Message
+from swarmd.protocols.messages import mixing as wire
+from swarmd.protocols.mix_deadline import ExchangeTimes
+from swarmd.protocols.mix_group import (
+    LATE,
+    SILENT,
+    UNREACHABLE,
+    WITHDRAWN,
+    Member,
+    MixGroup,
+)
+from swarmd.protocols.mix_jobs import JobDesk
+from swarmd.protocols.own_parts import OwnParts
+from swarmd.protocols.reducer import CLIPPED, ReducedPart, Reducer
+
+TICKS_PER_PATIENCE = 4
+TICK_S_MIN, TICK_S_AGAIN = 0.05, 0.1
+LATECOMER_SHARE = 0.5
+"""Of the time there is to wait: what the last member to come is given for its parts."""
+NOT_TAKEN_CODES = (
+    LATE,
+    WITHDRAWN,
+    "wrong_group",
+    "wrong_shape",
+    "wrong_dtype",
+    "wrong_stage",
+    "wrong_round",
+)
+"""For a whole exchange. What a peer says ends up in our status, so it may not say anything."""
+
+
+class Exchange:
+    """See the header. Effects go to the list shared with its owner."""
+
+    def __init__(
+        self,
+        plan: ExchangePlan,
+        times: ExchangeTimes,
+        desk: JobDesk,
+        effects: list[fx.Effect],
+    ) -> None:
+        self.plan = plan
+        self.times = times
+        self.is_closed = False
+        self._effects = effects
+        self.group = MixGroup(
+            plan.members,
+            plan.own,
+            excluded=plan.excluded,
+            weight_caps=plan.weight_caps,
+            patience_s=times.patience_s,
+            now_s=times.start_s,
+        )
+        self._parts = OwnParts(
+            plan,
+            self.group,
+            desk,
+            effects,
+            self.send,
+            on_taken=self.taken,
+            on_change=self.changed,
+        )
+        own_duty = self._parts.to_reduce()
+        self._reducer = Reducer(plan, self.group, desk, effects, self, own_duty)
+        self._ticked_s = self._tick_s = times.start_s
+
+    # ----------------------------------------------------------------------------------- the owner
+
+    @property
+    def record(self) -> ExchangeRecord:
+        return self._parts.record
+
+    @property
+    def is_decided(self) -> bool:
+        return self._parts.is_decided
+
+    @property
+    def is_empty(self) -> bool:
+        """Closed, and nothing is held for anybody."""
+        return self.is_closed and self._parts.is_idle and not self._reducer.means
+
+    @property
+    def due_s(self) -> float:
+        """When `tick` wants to be called next."""
+        if self.is_closed:
+            return self._end_s + self.times.patience_s
+        again_s = self._tick_s if not self._has_again else self._ticked_s + TICK_S_AGAIN
+        return min(self._tick_s, again_s, self._end_s)
+
+    @property
+    def _has_again(self) -> bool:
+        return self._parts.has_again or self._reducer.has_again
+
+    def begin(self, now_s: float) -> None:
+        for member in self.group.others():
+            self._ask(member, now_s)
+        self.changed(now_s)
+
+    def tick(self, now_s: float) -> None:
+        """Look at what nobody tells: silence, and deadlines."""
+        if self.is_closed:
+            if now_s >= self.due_s:
+                self._reducer.drop_means()
+            return
+        for member in self.group.others():
+            self._look_at(member, now_s)
+        if now_s >= self._stop_s:
+            self._stop_waiting()
+        self._reducer.look_at_slow(now_s)
+        self._reducer.send_again()
+        self._parts.send_again()
+        if now_s >= self._end_s:
+            self.close(now_s)
+        self._ticked_s = now_s
+        self._tick_s = now_s + max(TICK_S_MIN, self.times.patience_s / TICKS_PER_PATIENCE)
+        self.changed(now_s)
+
+    def close(self, now_s: float) -> None:
+        """The end: what is not mixed is kept. A mean that is being taken still will be."""
+        if self.is_closed:
+            return
+        self.is_closed = True
+        self._stop_waiting()
+        self._reducer.stop()
+        self._parts.close()
+        self.changed(now_s)
+
+    def withdraw(self, now_s: float) -> None:
+        """Leave for good: nobody needs to wait for us."""
+        for member in self.group.others():
+            self.send(member, wire.NotTaken(ref=self.plan.ref, code=WITHDRAWN))
+        self.close(now_s)
+        self._reducer.drop_means()
+
+    def abort(self) -> None:
+        """The worker is gone: nothing that was asked of it will end."""
+        self._reducer.stop()
+        self._reducer.drop_means()
+        self._parts.abort()
+        self.is_closed = True
+
+    def missing(self) -> dict[PeerId, str]:
+        """Members who are not in all of our parts, and why."""
+        included = self.record.included(self.plan.members)
+        codes = {number: code for (number, code) in sorted(self.record.rejected) if code != CLIPPED}
+        return {
+            member.peer: codes.get(member.number) or member.out or LATE
+            for member in self.group.members
+            if member.peer not in included and self._brings_something(member)
+        }
+
+    def _brings_something(self, member: Member) -> bool:
+        """Whether it was to be in the means at all: a newcomer only receives."""
+        if member.number == self.group.own:
+            return self.plan.weight > 0
+        return member.weight > 0 or not member.is_there
+
+    @property
+    def has_mixed(self) -> bool:
+        """Whether anything of another member is in what we have."""
+        return any(bits & ~(1 << self.group.own) for bits in self.record.parts_of)
+
+    # ------------------------------------------------------------------------------------- messages
+
+    def heard(self, event: fx.Arrived, now_s: float) -> str:
+        """A message of this exchange from one of its members. Returns a rejection code (late is
+        one that breaks no rule), or ""."""
+        member = self.group.get(event.peer)
+        assert member is not None, "the owner looked"
+        self.group.heard(member, now_s)
+        code = self._take_in(member, event, now_s)
+        self.changed(now_s)
+        return code
+
+    def _take_in(self, member: Member, event: fx.Arrived, now_s: float) -> str:
+        match event.message:
+            case wire.Offer() as offer:
+                return self._offered(member, offer, now_s)
+            case wire.Part(part=part):
+                return self._part(member, part, event, now_s)
+            case wire.Mean() as mean:
+                return self._mean(member, mean, event)
+            case wire.Taken(part=part):
+                self._reducer.taken(part, member.number)
+            case wire.NoRoom(part=part, was_mean=was_mean):
+                if was_mean:
+                    self._reducer.no_room(part, member.number)
+                else:
+                    self._parts.send_later(member, part)
+            case wire.NotTaken(part=part, code=code):
+                self.record.was_late = self.record.was_late or code == LATE
+                if part is None:
+                    self._put_out(member, code if code in NOT_TAKEN_CODES else "malformed")
+                else:
+                    self._parts.keep_of(member, part)
+        return ""
+
+    def _offered(self, member: Member, offer: wire.Offer, now_s: float) -> str:
+        code = self.plan.why_not_offer(offer)
+        if self.is_closed and not member.is_there:
+            code = code or LATE
+        if code:
+            self._put_out(member, code)
+            self.send(member, wire.NotTaken(ref=self.plan.ref, code=code))
+            return code
+        self.group.offered(member, offer, now_s)
+        if offer.wants_reply:
+            self.send(member, self.plan.offer(wants_reply=False))
+        return ""
+
+    def _part(self, member: Member, part: int, event: fx.Arrived, now_s: float) -> str:
+        if event.payload_refused or not member.is_there:  # its offer may be behind it
+            self._release(event.payload)
+            self.send(member, wire.NoRoom(ref=self.plan.ref, part=part))
+            return ""
+        code = self._why_not_part(member, part, event.payload)
+        if code or event.payload is None:
+            self._release(event.payload)
+            self.send(member, wire.NotTaken(ref=self.plan.ref, code=code, part=part))
+            return code
+        layout = self.plan.layout
+        self.record.bytes.received(layout.size(part), event.payload.size_bytes)
+        if not self._parts.is_ours(part):
+            self._parts.take_over(part)
+        self._reducer.arrived(part, member, event.payload, now_s)
+        return ""
+
+    def _why_not_part(self, member: Member, part: int, payload: BufferRef | None) -> str:
+        layout = self.plan.layout
+        if payload is None or not member.weight:
+            return "malformed"
+        if part >= layout.count or payload.size_bytes != layout.part_bytes(part):
+            return "wrong_shape"
+        if self._parts.is_ours(part):
+            return LATE if self.is_closed and part not in self._reducer.means else ""
+        if self.is_closed or not self._parts.may_take_over(part):
+            return LATE
+        return ""
+
+    def _mean(self, member: Member, message: wire.Mean, event: fx.Arrived) -> str:
+        part, payload, layout = message.part, event.payload, self.plan.layout
+        if event.payload_refused:
+            self.send(member, wire.NoRoom(ref=self.plan.ref, part=part, was_mean=True))
+            return ""
+        self.send(member, wire.Taken(ref=self.plan.ref, part=part))
+        if payload is None or part >= layout.count or message.included >> len(self.group):
+            self._release(payload)
+            return "malformed"
+        self.record.bytes.received(layout.size(part), payload.size_bytes)
+        is_too_large = payload.size_bytes > layout.mean_bytes_max(part)
+        if is_too_large or not self._parts.is_expected(part, member):
+            self._release(payload)
+            if is_too_large:
+                self._parts.keep_of(member, part)
+            return "wrong_shape" if is_too_large else ""
+        self._parts.take(message, payload, (payload,))
+        return ""
+
+    def _release(self, payload: BufferRef | None) -> None:
+        if payload is not None:
+            self._effects.append(fx.Release(payload))
+
+    # --------------------------------------------------------------------------- the parts' owner
+
+    def send(self, member: Member, message: Message, payload: BufferRef | None = None) -> None:
+        self._effects.append(fx.Send(member.peer, message, payload, fx.Priority.MIX))
+        if isinstance(message, wire.Mean) and payload is not None:
+            size = self.plan.layout.size(message.part)
+            self.record.bytes.sent(size, payload.size_bytes)
+
+    def reduced(self, reduced: ReducedPart) -> None:
+        """Our reducer has made a mean: we take it like everybody."""
+        self._parts.take(reduced.message, reduced.mean, ())
+
+    def not_reduced(self, part: int) -> None:
+        self._parts.keep(part)
+
+    def taken(self, part: int) -> None:
+        """The worker has looked at a mean; our reducer's own need not be kept for us."""
+        self._reducer.taken(part, self.group.own)
+
+    def changed(self, now_s: float) -> None:
+        """After whatever happened: pack and send what may go, reduce what is complete."""
+        if not self.is_closed:
+            self._reducer.open_next(now_s)
+            for member in self.group.present():
+                self._parts.fill(member)
+            self._reducer.close_what_is_complete(now_s)
+        if self.is_decided and self.record.decided_s is None:
+            self.record.decided_s = now_s
+            self.close(now_s)
+
+    # ------------------------------------------------------------------------------------- members
+
+    def link_up(self, peer: PeerId, now_s: float) -> None:
+        member = self.group.get(peer)
+        if member is not None and not self.is_closed:
+            self.group.heard(member, now_s)
+            self._ask(member, now_s)
+
+    def link_down(self, peer: PeerId, now_s: float) -> None:
+        member = self.group.get(peer)
+        if member is not None:
+            self._put_out(member, UNREACHABLE)
+            self.changed(now_s)
+
+    def not_sent(self, event: fx.SendFailed, now_s: float) -> None:
+        """The driver could not: the queue was full, or there is no link."""
+        member = self.group.get(event.peer)
+        if member is None:
+            return
+        match event.message:
+            case wire.Part(part=part):
+                self._parts.send_later(member, part)
+            case wire.Mean(part=part):
+                self._reducer.no_room(part, member.number)
+        if event.cause != "full" and member.is_there:
+            self._put_out(member, UNREACHABLE)
+        self.changed(now_s)
+
+    def _ask(self, member: Member, now_s: float) -> None:
+        member.asked_s = now_s
+        self.send(member, self.plan.offer(wants_reply=True))
+
+    def _look_at(self, member: Member, now_s: float) -> None:
+        """Ask for a sign of life where one is needed; give up where none came."""
+        if member.out:
+            return
+        if not self.group.is_alive(member, now_s):
+            self._put_out(member, SILENT)
+        elif now_s - max(member.heard_s, member.asked_s) >= self.times.patience_s / 3:
+            self._ask(member, now_s)
+
+    def _put_out(self, member: Member, code: str) -> None:
+        """Nothing more is expected of a member, nor held for it."""
+        member.out = member.out or code
+        self._reducer.out(member.number)
+        self._parts.keep_all_of(member)
+
+    # ---------------------------------------------------------------------------------------- time
+
+    @property
+    def _stop_s(self) -> float:
+        """Until when anybody is waited for: longer, if one that lives has not come yet, or has come
+        so late that its parts are still under way."""
+        times = self.times
+        if any(not m.is_there and not m.out for m in self.group.others()):
+            return times.grace_until_s
+        parts_s = LATECOMER_SHARE * (times.wait_until_s - times.start_s)
+        return max(times.wait_until_s, self.group.last_came_s + parts_s)
+
+    @property
+    def _end_s(self) -> float:
+        return self._stop_s + self.times.last_words_s
+
+    def _stop_waiting(self) -> None:
+        """What has come is reduced; what comes now is late."""
+        for member in self.group.others():
+            if not member.is_there and not member.out:
+                self._put_out(member, LATE)
+        self.group.waits_no_more = True

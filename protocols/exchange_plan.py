@@ -1,0 +1,118 @@
+"""What an exchange is, settled before it begins; and what came of it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from swarmd.protocols.ids import PeerId
+from swarmd.protocols.messages.mixing import MixRef, Offer
+from swarmd.protocols.mix_parts import PartLayout
+from swarmd.protocols.outer_rules import OuterRules, Range
+
+WINDOW_SLOTS = 16
+WINDOW_MAX = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExchangePlan:
+    """One mix of one round in one group, as this member sees it."""
+
+    ref: MixRef
+    members: tuple[PeerId, ...]
+    """Ascending; messages name them by their place."""
+    own: PeerId
+    rules: OuterRules
+    layout: PartLayout
+    weight: int
+    """Ours. 0: we receive and are not counted."""
+    norm: float
+    """Of our whole vector."""
+    distance_max: float = 0.0
+    """Mix1: how far from the others' middle an honest start may lie; 0: not known."""
+    usual_norm: float = 0.0
+    """Mix2: how long outer gradients usually are."""
+    resets: bool = False
+    """Mix2: we were too far off, and start again from the group's mean."""
+    excluded: frozenset[PeerId] = frozenset()
+    """Silent the last time; not waited for until they speak."""
+    weight_caps: Mapping[PeerId, int] = field(default_factory=dict)
+    """What neighbours saw of each: no claim beyond it counts."""
+
+    @property
+    def mix(self) -> int:
+        return self.ref.mix
+
+    @property
+    def window(self) -> int:
+        """Parts under way to one reducer at a time. Its slots: window times members, for inputs,
+        and window for means."""
+        return max(1, min(WINDOW_MAX, WINDOW_SLOTS // (len(self.members) + 1)))
+
+    def range_of(self, part: int) -> Range:
+        return Range(self.layout.first(part), self.layout.size(part))
+
+    def offer(self, *, wants_reply: bool) -> Offer:
+        return Offer(
+            ref=self.ref,
+            elements=self.layout.elements,
+            wire=self.layout.wire.name,
+            weight=self.weight,
+            norm=self.norm,
+            wants_reply=wants_reply,
+        )
+
+    def why_not_offer(self, offer: Offer) -> str:
+        """The rejection code of an offer that cannot be of this exchange; "" if it can."""
+        if offer.elements != self.layout.elements:
+            return "wrong_shape"
+        return "" if offer.wire == self.layout.wire.name else "wrong_dtype"
+
+
+@dataclass(slots=True)
+class ExchangeBytes:
+    """Payloads only; raw: as 32-bit numbers, every coordinate."""
+
+    raw_sent: int = 0
+    wire_sent: int = 0
+    raw_received: int = 0
+    wire_received: int = 0
+
+    def sent(self, elements: int, size_bytes: int) -> None:
+        self.raw_sent += 4 * elements
+        self.wire_sent += size_bytes
+
+    def received(self, elements: int, size_bytes: int) -> None:
+        self.raw_received += 4 * elements
+        self.wire_received += size_bytes
+
+    def add(self, other: ExchangeBytes) -> None:
+        self.raw_sent += other.raw_sent
+        self.wire_sent += other.wire_sent
+        self.raw_received += other.raw_received
+        self.wire_received += other.wire_received
+
+
+@dataclass(slots=True)
+class ExchangeRecord:
+    """What an exchange has come to, part by part."""
+
+    parts_of: Counter[int] = field(default_factory=Counter)
+    """Who is in (a bit each) to how many of our parts have just them."""
+    kept: list[int] = field(default_factory=list)
+    """Parts for which we keep our own values."""
+    rejected: Counter[tuple[int, str]] = field(default_factory=Counter)
+    """(member, code) to how many parts it was left out of, or clipped in."""
+    bytes: ExchangeBytes = field(default_factory=ExchangeBytes)
+    was_late: bool = False
+    """A member told us that it had gone on without us."""
+    decided_s: float | None = None
+    """When the last of our parts was decided."""
+
+    def included(self, members: tuple[PeerId, ...]) -> tuple[PeerId, ...]:
+        """Those who are in every one of our parts."""
+        everywhere = (1 << len(members)) - 1
+        for bits in self.parts_of:
+            everywhere &= bits
+        return tuple(peer for number, peer in enumerate(members) if everywhere >> number & 1)

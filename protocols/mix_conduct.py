@@ -1,0 +1,62 @@
+"""Whose mixes came too late, whose were refused: each offence told and counted once."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from swarmd.protocols import effects as fx
+from swarmd.protocols.ids import PeerId
+from swarmd.protocols.mix_group import LATE
+from swarmd.protocols.reducer import CLIPPED
+
+REMEMBERED_MAX = 1_024
+"""Offences; then the oldest rounds' are forgotten, and could be told a second time."""
+
+
+class MixConduct:
+    """Events go to the list shared with its owner."""
+
+    def __init__(self, own: PeerId, effects: list[fx.Effect]) -> None:
+        self._own = own
+        self._effects = effects
+        self._told: dict[tuple[int, PeerId, str], None] = {}
+        self.late_total = 0
+        self.rejected_total = 0
+        self.late_in_round = 0
+        self.rejected_in_round = 0
+        self.counts: Counter[tuple[PeerId, str]] = Counter()
+        """Peer and code to in how many rounds."""
+
+    def begin_round(self) -> None:
+        self.late_in_round = self.rejected_in_round = 0
+
+    def late(self, peer: PeerId, round_number: int) -> None:
+        """A mix of `peer` (ourselves, where others have gone on without us) came too late."""
+        if self._is_new(round_number, peer, LATE):
+            self.late_total += 1
+            self.late_in_round += 1
+            self._tell("update_late", peer, round_number, LATE)
+
+    def refused(self, peer: PeerId, round_number: int, code: str) -> None:
+        """What `peer` brought to a mix was left out, or clipped: used as far as it cannot steer."""
+        if peer == self._own or not self._is_new(round_number, peer, code):
+            return
+        if code != CLIPPED:
+            self.rejected_total += 1
+            self.rejected_in_round += 1
+        self._tell("update_rejected", peer, round_number, code)
+
+    def _is_new(self, round_number: int, peer: PeerId, code: str) -> bool:
+        key = (round_number, peer, code)
+        if key in self._told:
+            return False
+        if len(self._told) >= REMEMBERED_MAX:
+            for old in list(self._told)[: REMEMBERED_MAX // 2]:
+                del self._told[old]
+        self._told[key] = None
+        self.counts[peer, code] += 1
+        return True
+
+    def _tell(self, name: str, peer: PeerId, round_number: int, code: str) -> None:
+        fields = {"peer": peer, "round": round_number, "code": code}
+        self._effects.append(fx.Emit(name, fields))

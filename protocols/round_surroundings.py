@@ -1,0 +1,87 @@
+"""What an outer round needs to know that outlives it: who is there, and how things usually are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from swarmd.protocols.ids import PeerId, RunId
+from swarmd.protocols.mix_deadline import MixDeadline
+from swarmd.protocols.mix_group import LATE
+from swarmd.protocols.mixing import MIX1, Draw, group_of, mix1_group_size
+from swarmd.protocols.outer_rules import OuterRules
+from swarmd.protocols.round_report import MixReport
+
+DISTANCE_GRADIENTS = 4.0
+"""Mix1: an honest start lies within so many lengths of an outer gradient of the others' middle.
+Theory and the runs seen say less than 2 (algorithms.md 2.7, 2.8)."""
+DISTANCE_SHARE = 0.5
+"""... and where no outer gradient is known yet, within this share of its own length."""
+GRADIENT_SHARE = 0.05
+"""How long an outer gradient is taken to be, in lengths of x, before one was seen. Guess."""
+RESET_GRADIENTS, RESET_MEDIANS = 3.0, 8.0
+"""Own disagreement that is too much: in lengths of an outer gradient, and against its median."""
+
+
+@dataclass(slots=True)
+class Surroundings:
+    """Kept up to date by RoundKeeper."""
+
+    run_id: RunId
+    own: PeerId
+    stage: int
+    rules: OuterRules
+    mix1_deadline: MixDeadline
+    mix2_deadline: MixDeadline
+    replicas: Callable[[int], tuple[PeerId, ...]]
+    """Who takes part in a round, as seen now."""
+    silent: set[PeerId] = field(default_factory=set)
+    """Those who gave no sign of life in their last exchange, nor since."""
+    grace_s: float = 1.0
+    gradient_norm: float | None = None
+    """How long outer gradients are, as of late; None before the first."""
+    disagreement_median: float | None = None
+
+    def group(self, round_number: int, mix: int) -> tuple[PeerId, ...]:
+        """Whom we mix with, as the roster is now; we alone where that mix is off."""
+        replicas = self.replicas(round_number)
+        size = self.rules.mix2_group
+        if mix == MIX1:
+            size = mix1_group_size(self.rules.mix1_group, len(replicas))
+        return group_of(self.own, replicas, size, Draw(self.run_id, self.stage, round_number, mix))
+
+    def deadline(self, mix: int) -> MixDeadline:
+        return self.mix1_deadline if mix == MIX1 else self.mix2_deadline
+
+    def distance_max(self, own_norm: float, *, is_newcomer: bool) -> float:
+        """How far from the others' middle a start may lie (Mix1), given the length of ours."""
+        by_share = DISTANCE_SHARE * own_norm
+        if self.gradient_norm is None:
+            return by_share
+        by_gradient = DISTANCE_GRADIENTS * self.gradient_norm
+        return max(by_gradient, by_share) if is_newcomer else by_gradient
+
+    def usual_norm(self, own_norm: float) -> float:
+        """How long outer gradients are, given the length of our x."""
+        return GRADIENT_SHARE * own_norm if self.gradient_norm is None else self.gradient_norm
+
+    def is_too_far(self, delta_norm: float, gradient_norm: float) -> bool:
+        """Whether a replica whose start was `delta_norm` from the mean of the starts has lost its
+        group. Measured by the usual outer gradient too: a short round's is short."""
+        scale = max(gradient_norm, self.gradient_norm or 0.0)
+        limit = max(RESET_GRADIENTS, RESET_MEDIANS * (self.disagreement_median or 0.0))
+        return scale > 0 and delta_norm > limit * scale
+
+    def saw_gradient(self, norm: float | None) -> None:
+        """A round of few samples has a short one: what was usual is forgotten by half a round."""
+        if norm is not None:
+            self.gradient_norm = max(norm, (self.gradient_norm or 0.0) / 2) or None
+
+    def saw_exchange(self, mix: MixReport, parts: int) -> None:
+        """What an exchange that has ended teaches about how long the next may take."""
+        deadline = self.deadline(mix.mix)
+        if not mix.missing:
+            deadline.observe(mix.elapsed_s)
+        elif not mix.was_late and any(code == LATE for _, code in mix.missing):
+            through = sum(count for peers, count in mix.parts if len(peers) > 1)
+            deadline.missed(mix.elapsed_s * parts / through if 0 < through < parts else None)
