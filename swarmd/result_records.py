@@ -139,6 +139,26 @@ class BenchMix(Record):
 
 
 @part
+class PipelineRow:
+    """Tokens a second of a swarm and of a plain loop with as many threads. Medians."""
+
+    stages: int
+    peers: int
+    threads: int
+    repeats: int
+    tokens_per_s: float
+    loop_tokens_per_s: float
+    ratio: float
+    ratio_min: float
+    ratio_max: float
+
+
+@record("bench_pipeline")
+class BenchPipeline(Record):
+    rows: list[PipelineRow] = field(default_factory=list)
+
+
+@part
 class AuditCounts:
     samples: int | None = None
     gaps: int | None = None

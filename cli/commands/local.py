@@ -196,16 +196,10 @@ def _twin(plan: LocalPlan, run: RunConfig, conductor: Conductor, show: Show) -> 
         run.canonical(),
         plan.dir,
         plan.dir / "cache",
-        threads=max(1, min(plan.peers * plan.threads, _cores())),
+        threads=plan.threads,
         timeout_s=max(1.0, plan.timeout_s - conductor.elapsed_s),
         on_step=lambda step, loss: show.twin_step(conductor.elapsed_s, step, loss),
     )
-
-
-def _cores() -> int:
-    import os
-
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _samples_total(run: RunConfig) -> int:
