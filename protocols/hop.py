@@ -34,6 +34,8 @@ from swarmd.protocols.routing import Candidate, Router
 
 DRAINING_PAUSE_S = 5.0
 """A peer that leaves politely is left alone; the roster will say soon that it is gone."""
+DEAF_GRACE_S = 0.25
+"""Time to read the inbox after a pause of our own. A guess: a few hundred messages."""
 FORWARD_SHARE = 3
 """A forward alone is about a third of a micro-batch's work."""
 LATE_CODES = ("late", "expired")
@@ -95,6 +97,12 @@ class Hop:
             outbound.refused_by.clear()
         if (overdue or is_backoff_over) and not outbound.is_answer_due:
             self._place(passage, now_s)
+
+    def was_deaf(self, now_s: float) -> None:
+        """This process was not running: what is in its inbox comes before anybody is blamed."""
+        for _, attempt in self._open.values():
+            if not attempt.is_overdue:
+                attempt.due_s = max(attempt.due_s, now_s + DEAF_GRACE_S)
 
     def due_s(self, passage: Passage) -> float:
         """When `wake` has something to do."""
@@ -284,16 +292,10 @@ class Hop:
         outbound.retry_s = now_s + outbound.backoff_s
         passage.phase = outbound.phase
 
-    def not_sent(self, passage: Passage, attempt: Attempt, cause: str, now_s: float) -> None:
-        """The question did not leave: a full queue is back-pressure, no link is a fault."""
-        outbound = passage.outbound
-        assert outbound is not None
-        if cause != "full":
-            outbound.fault = (attempt.peer, "unreachable")
-        busy = Busy(
-            ref=micro_batch_ref(passage.micro_batch, attempt.number),
-            retry_in_s=self._bounds.retry_s_max,
-        )
+    def not_sent(self, passage: Passage, attempt: Attempt, now_s: float) -> None:
+        """The question did not leave: that link is given a moment, others are asked at once."""
+        ref = micro_batch_ref(passage.micro_batch, attempt.number)
+        busy = Busy(ref=ref, retry_in_s=self._bounds.retry_s_max)
         self.busy(passage, attempt, busy, now_s)
 
     def settled(self, passage: Passage) -> None:

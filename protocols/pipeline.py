@@ -205,6 +205,8 @@ class Pipeline:
                 hop.link_down(peer, cause, now_s)
             case fx.DialFailed(peer):
                 hop.router.unreachable(peer, now_s)
+            case fx.LoopLag():
+                hop.was_deaf(now_s)
             case fx.TimerFired(name) if name == WAKE:
                 self._wake(now_s)
             case _:
@@ -225,7 +227,7 @@ class Pipeline:
             case wire.Forward(ref=ref):
                 found = self._table.hop.find(event.peer, ref)
                 if found is not None:
-                    self._table.hop.not_sent(*found, event.cause, now_s)
+                    self._table.hop.not_sent(*found, now_s)
             case wire.Gradient() | wire.Busy() | wire.Refused():
                 self._table.counters.answers_lost += 1
 
@@ -297,9 +299,11 @@ class Pipeline:
             for attempt in passage.outbound.attempts.values()
         ]
         if asked:
-            peer = min(asked, key=lambda attempt: attempt.sent_s).peer
+            first = min(asked, key=lambda attempt: attempt.sent_s)
             text = f"nothing back from stage {next_stage}"
-            return self._waiting("waiting_for_gradient", next_stage, peer, text, now_s)
+            reason = self._waiting("waiting_for_gradient", next_stage, first.peer, text, now_s)
+            reason.subject["until_s"] = first.due_s
+            return reason
         if any(passage.phase is Phase.ROUTING for passage in self._table.all()):
             text = f"stage {next_stage} is busy"
             return self._waiting("waiting_for_gradient", next_stage, None, text, now_s)
@@ -314,7 +318,8 @@ class Pipeline:
         self, code: str, stage: int, peer: PeerId | None, text: str, now_s: float
     ) -> Waiting:
         since_s = self._waits.since_s if self._waits.code == code else now_s
-        return Waiting(code, {"stage": stage, "peer": peer, "since_s": since_s}, text)
+        subject = {"stage": stage, "peer": peer, "since_s": since_s, "until_s": None}
+        return Waiting(code, subject, text)
 
     def statistics(self, now_s: float) -> PipelineStatistics:
         """Everything there is to tell, frozen."""

@@ -71,7 +71,7 @@ class Waiting(NamedTuple):
 
     code: str
     subject: dict[str, Any]
-    """stage, peer, since_s (on the machine's clock)."""
+    """stage, peer, and on the machine's clock since_s and until_s (a deadline, or None)."""
     text: str
 
 

@@ -12,12 +12,14 @@ from __future__ import annotations
 import random
 
 import pytest
-from pipeline_harness import FAST_LIMITS, VirtualPeer, World, loss_of, run_shape
+from pipeline_harness import VirtualPeer, World
+from pipeline_worker import FAST_LIMITS, loss_of, run_shape
 
+from swarmd.protocols.effects import ComputeReady
 from swarmd.protocols.jobs import Backward, Forward, Job
 
 SEEDS_PER_TEST = 25
-STORM_S = 2.0
+STORM_S = 1.2
 CALM_AFTER_S = 5.0
 """Faults end here; then everything must come right by itself."""
 
@@ -28,7 +30,7 @@ def stormy_world(seed: int) -> World:
     durations_s = tuple(
         tuple(rng.uniform(0.005, 0.04) for _ in range(rng.choice((1, 2, 3)))) for _ in range(stages)
     )
-    run = run_shape(stages, rounds=rng.choice((1, 2, 4)), per_step=rng.choice((4, 12)))
+    run = run_shape(stages, rounds=rng.choice((1, 2, 3)), steps=2, per_step=rng.choice((4, 10)))
     world = World(durations_s, seed=seed, run=run, loss=rng.choice((0.0, 0.0, 0.02, 0.1)))
     for _ in range(rng.randrange(9)):
         when_s = rng.uniform(0.02, STORM_S)
@@ -73,8 +75,6 @@ def set_slots(peer: VirtualPeer, free_max: int | None) -> None:
 
 
 def kill_worker(world: World, victim: VirtualPeer, span_s: float) -> None:
-    from swarmd.protocols.effects import ComputeReady
-
     if victim.is_alive:
         victim.worker.die()
         machine = victim.machine
@@ -93,8 +93,18 @@ def calm(world: World) -> None:
         peer.worker.fail_with = lambda job: None
 
 
-@pytest.mark.parametrize("block", range(12))
+@pytest.mark.parametrize("block", range(8))
 def test_every_index_is_done_once_and_nothing_is_left(block: int) -> None:
+    run_block(block)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("block", range(8, 88))
+def test_every_index_is_done_once_over_two_thousand_more_seeds(block: int) -> None:
+    run_block(block)
+
+
+def run_block(block: int) -> None:
     for seed in range(block * SEEDS_PER_TEST, (block + 1) * SEEDS_PER_TEST):
         print("seed", seed)
         world = stormy_world(seed)
