@@ -280,8 +280,12 @@ class PeerMachine:
                 return self._set_draining(False, now_s)
             case "cordon" | "uncordon":
                 return self.membership.update_own(now_s, cordoned=command.name == "cordon")
+            case "pin" | "unpin":
+                stage = command.args.get("stage")
+                self.work.seat.pin(stage if isinstance(stage, int) else None)
+                return self.membership.update_own(now_s, pinned=command.name == "pin")
             case "forget":
-                self.membership.forget(PeerId(str(command.args["peer"])))
+                self.membership.forget(PeerId(str(command.args["id"])))
                 return []
         raise LocalProtocolError("malformed", f"no command {command.name}")
 

@@ -142,6 +142,12 @@ class Seat:
         self.phase, self._loading = "loading", path
         return [fx.LoadStage(self.stage, path)]
 
+    def pin(self, stage: int | None) -> None:
+        """Ask for one stage and stay there; None: as the swarm decides again."""
+        self._wanted = stage
+        if stage is not None and stage != self.stage:
+            self._fields |= {"stage": stage, "phase": "syncing"}
+
     # ------------------------------------------------------------------------------------- events
 
     def handle(self, event: fx.Event, now_s: float) -> list[fx.Effect]:

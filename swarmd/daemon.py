@@ -121,6 +121,7 @@ class Daemon:
             stays=request.stays,
             is_founder=request.is_first,
         )
+        self.node.injection = request.inject
         self._end: End | None = None
         self._scope = trio.CancelScope()
         self._watchdog = Watchdog()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 import trio
@@ -9,7 +10,16 @@ import trio
 from swarmd.errors import UserError
 from swarmd.local_api.server import Args, Handlers
 from swarmd.protocols import effects as fx
-from swarmd.records import Audit, Done, Leave, Run
+from swarmd.records import (
+    Audit,
+    Contributions,
+    Contributor,
+    Done,
+    Leave,
+    Plan,
+    PlannedStage,
+    Run,
+)
 from swarmd.run_file import run_document
 
 if TYPE_CHECKING:
@@ -31,6 +41,12 @@ def control_handlers(node: PeerNode) -> Handlers:
         "resume": _Simple(node, "resume"),
         "cordon": _Simple(node, "cordon"),
         "uncordon": _Simple(node, "uncordon"),
+        "pin": _Simple(node, "pin"),
+        "unpin": _Simple(node, "unpin"),
+        "plan": _Plan(node),
+        "contributions": _Contributions(node),
+        "peers_ping": _Ping(node),
+        "peers_forget": _Simple(node, "forget"),
         "inject": _Inject(node),
         "dump": _Dump(node),
     }
@@ -66,6 +82,67 @@ class _Audit(_Answer):
             clean=found.clean,
             covered_until=found.covered_until,
         )
+
+
+class _Plan(_Answer):
+    async def __call__(self, args: Args) -> Any:
+        machine, now_s = _machine(self._node), trio.current_time()
+        placement = machine.work.seat.placement
+        found = placement.plan(machine.membership.view(now_s), now_s)
+        gain = found.gain_share
+        return Plan(
+            map=[
+                PlannedStage(stage=stage, peers=list(peers))
+                for stage, peers in enumerate(found.present.stages)
+            ],
+            proposal=[
+                PlannedStage(stage=stage, peers=list(peers))
+                for stage, peers in enumerate(found.proposal.stages)
+            ],
+            gain_share=gain if math.isfinite(gain) else None,
+            decision=found.decision,
+            why=found.why,
+            next_check_s=round(placement.next_check_s(now_s), 3),
+        )
+
+
+class _Contributions(_Answer):
+    async def __call__(self, args: Args) -> Any:
+        machine = _machine(self._node)
+        view = machine.membership.view(trio.current_time())
+        names = {peer.peer: peer.record.name for peer in view.peers}
+        totals = machine.leases.ledger.contributions()
+        tokens = machine.shape.sequence_tokens
+        return Contributions(
+            peers=[
+                Contributor(
+                    id=peer,
+                    name=names.get(peer),
+                    micro_batches=found.micro_batches,
+                    tokens=found.samples * tokens,
+                    rounds=found.rounds,
+                )
+                for peer, found in sorted(totals.items())
+            ],
+            as_of_round=machine.leases.ledger.settled,
+        )
+
+
+class _Ping(_Answer):
+    async def __call__(self, args: Args) -> Any:
+        machine = _machine(self._node)
+        wanted = str(args.get("id", ""))
+        view = machine.membership.view(trio.current_time())
+        found = [p for p in view.peers if p.peer.startswith(wanted) or p.record.name == wanted]
+        if len(found) != 1:
+            raise UserError(f"{wanted!r} is no one peer", code="unknown_peer", exit_code=2)
+        rtt_s = machine.membership.rtt_s(found[0].peer)
+        if rtt_s is None:
+            raise UserError(
+                f"there is no link to {found[0].record.name}", code="no_link", exit_code=1
+            )
+        data = {"rtt_ms": round(1e3 * rtt_s, 3), "path": "direct"}
+        return Done(command="peers ping", data=data)
 
 
 class _Run(_Answer):

@@ -18,11 +18,14 @@ import trio
 from swarmd import __version__
 from swarmd.buffers import SlotPool
 from swarmd.compute_api import WorkerConfig
+from swarmd.device_probe import probe_devices
+from swarmd.devices import DeviceChoice, choose_devices
 from swarmd.errors import UserError
 from swarmd.events_log import EventLog
 from swarmd.home import Home
 from swarmd.home_files import KnownPeer, write_known_peers
 from swarmd.identity import Identity, verify
+from swarmd.injection import not_allowed
 from swarmd.json_record import render, to_json
 from swarmd.local_api.event_feed import EventFeed
 from swarmd.local_api.server import serve
@@ -108,7 +111,8 @@ class PeerNode:
         self._ended = trio.Event()
         self._outcome: tuple[str, int, str] = ("internal_error", 1, "")
         self._wanted_state: str | None = None
-        self._device = "cpu"
+        self._device: DeviceChoice | None = None
+        self.injection: tuple[str, ...] = ()
         self._described: bytes | None = None
         self._described_event = trio.Event()
 
@@ -176,6 +180,10 @@ class PeerNode:
         assert self.transport is not None
         assert self._nursery is not None
         self.run, self.limits = run, limits_of(run.time_scale)
+        if self.injection and not run.allow_injection:
+            raise not_allowed()
+        if not self.config.observe:
+            self._device = await trio.to_thread.run_sync(self._choose_device)
         bounds = _pipeline_limits(run)
         self.slots = SlotPool(
             slot_classes(run, bounds.in_flight_max), output_reserve=OUTPUT_RESERVE
@@ -185,6 +193,25 @@ class PeerNode:
         self._drive(self.machine)
         await self._ended.wait()
         return self._outcome
+
+    def _choose_device(self) -> DeviceChoice | None:
+        """Blocking. None: the CPU, as asked, without looking any further.
+
+        Raises UserError (exit 2) for a device that does not exist or cannot be used.
+        """
+        if self.config.device == "cpu" and not self.config.gpu:
+            return None
+        chosen = choose_devices(probe_devices(), self.config.gpu, self.config.device)
+        if len(chosen) > 1:
+            raise UserError(
+                f"--gpu was given {len(chosen)} times; this version computes on one device",
+                code="usage",
+                exit_code=2,
+                hint="start one daemon for each device, with a home of its own",
+            )
+        choice, why = chosen[0]
+        log.info("device name=%s device=%s why=%s", choice.name, choice.device, why)
+        return choice
 
     def begin_leave(self) -> bool:
         """Drain and go. False: nothing is held yet, there is nothing to drain."""
@@ -277,15 +304,21 @@ class PeerNode:
         config = WorkerConfig(
             run=self.run,
             stage=wanted.stage,
-            device=self._device,
+            device=self._device.device if self._device else "cpu",
             state_file=None if wanted.state is None else self._files().path_of(wanted.state),
+            injection=self.injection,
             threads=self.config.threads,
             micro_batch_max=self.config.micro_batch if self.config.micro_batch != "auto" else None,
             cache_dir=self.home.cache,
         )
         self._wanted_state = wanted.state
         if self.lane is None:
-            backend = ProcessBackend(config, self.slots, nursery=self._nursery)
+            backend = ProcessBackend(
+                config,
+                self.slots,
+                nursery=self._nursery,
+                environment=self._device.environment if self._device else None,
+            )
             self.lane = ComputeLane(backend, self._compute_told, on_gone=self._worker_gone)
             self.driver.lane = self.lane
             self._nursery.start_soon(self.lane.run)
