@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
+from hashlib import blake2b
+from itertools import count
 
 import pytest
 import trio
@@ -16,6 +18,7 @@ import trio
 from swarmd.errors import Backpressure, LinkClosed
 from swarmd.net.heap_store import HeapStore
 from swarmd.net.link_transport import LinkTransport
+from swarmd.net.swarm_transport import SwarmTransport
 from swarmd.net.transport import (
     DialEnded,
     FrameArrived,
@@ -120,6 +123,17 @@ async def _running_pair(make: MakeTransport, store_bytes: int):  # type: ignore[
             await side.transport.aclose()
         nursery.cancel_scope.cancel()
     assert [store.held for store in stores] == [0, 0], "slots leaked"
+
+
+def loopback_pair(store_bytes: int = 1 << 30) -> AbstractAsyncContextManager[Pair]:
+    """The real transport on loopback, any free ports."""
+    seeds = count()
+    return running_pair(
+        lambda store: SwarmTransport(
+            blake2b(b"%d" % next(seeds), digest_size=32).digest(), ["/ip4/127.0.0.1/tcp/0"], store
+        ),
+        store_bytes=store_bytes,
+    )
 
 
 async def _run(transport: LinkTransport, task_status: object = trio.TASK_STATUS_IGNORED) -> None:

@@ -24,8 +24,9 @@ from swarmd.protocols.ids import PeerId
 if TYPE_CHECKING:
     from swarmd.net.link import LinkLimits
 
-RETRY_FIRST_S = 0.25
+RETRY_FIRST_S = 0.1
 RETRY_MAX_S = 8.0
+"""Between carriers that end at once and deliver nothing."""
 SETTLED_S = 1.0
 """A carrier that lives this long ends the back-off."""
 DEDICATED_S = 3.0
@@ -68,7 +69,7 @@ class BulkWays:
 
     async def run(self) -> None:
         """Find a carrier whenever something waits for one. Until cancelled."""
-        pause_s = RETRY_FIRST_S
+        pause_s, delivered = RETRY_FIRST_S, 0
         async with trio.open_nursery() as nursery:
             self._nursery = nursery
             nursery.start_soon(self._close_idle)
@@ -77,6 +78,8 @@ class BulkWays:
                 if self._plane.outbox.is_empty or self._plane.sending is not None:
                     await self._plane.wanted.wait()
                     continue
+                if delivered != self._plane.outbox.delivered:
+                    pause_s, delivered = RETRY_FIRST_S, self._plane.outbox.delivered
                 pump = self._standing() or await self._dedicated() or await self._fallback()
                 if pump is not None and not pump.ended.is_set():
                     pump.attach()

@@ -107,6 +107,8 @@ class Outbox:
         self._lanes = [_Lane() for _ in LANES]
         self.window_bytes = 1
         """The receiver's, from its HELLO. Until then one message per lane may begin."""
+        self.delivered = 0
+        """Messages that are done."""
         self.untouched = True
         """Nothing was ever given to a carrier: nothing can have been received."""
 
@@ -234,5 +236,6 @@ class Outbox:
                 self._done(lane, message, False)
 
     def _done(self, lane: _Lane, message: Message, sent: bool) -> None:
+        self.delivered += sent
         lane.queued_bytes -= message.cost
         message.finish(sent)
