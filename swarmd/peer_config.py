@@ -85,7 +85,7 @@ class PeerConfig:
     @property
     def libp2p_port(self) -> int:
         """Wanted; 0: any free one."""
-        return self.listen.port if self.listen is not None and self.listen.port else self.port
+        return self.listen.port if self.listen is not None else self.port
 
     @property
     def wanted_bulk_port(self) -> int:
