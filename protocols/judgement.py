@@ -1,9 +1,10 @@
 """What we make of what we hear: records, rumours, and the silence of links.
 
 Rules: our own ears outweigh rumours (a peer that we heard just now is not accused on hearsay); the
-accused is told, so that it can answer; a death is believed only of a peer that had time to answer;
-who is dead is dropped at the transport too, since neither side of a frozen connection notices. And
-an accuser is heard only in its own name and within its credit (accusers.py).
+accused is told, so that it can answer; a death is believed only of a peer that had time to answer,
+and on two voices of peers that should have links to it, else we look for ourselves; who is dead is
+dropped at the transport too, since neither side of a frozen connection notices. And an accuser is
+heard only in its own name and within its credit (accusers.py).
 
 Effects gather in `out`, which the machine hands on.
 """
@@ -13,6 +14,7 @@ from __future__ import annotations
 import math
 import random
 from collections import Counter
+from dataclasses import dataclass
 from typing import Any
 
 from swarmd.protocols import effects as fx
@@ -30,8 +32,21 @@ from swarmd.protocols.roster import Entry, Liveness, Meaning, Merged, Roster
 from swarmd.protocols.suspicion import Life, Suspicions
 
 REFUTE_EVERY_S = 0.5
+VOICES = 2
+"""Accusers that should know, before a death is believed that we did not see."""
 SENDERS_MAX = 1_024
 """Senders whose rejected messages are counted one by one."""
+
+
+@dataclass(slots=True)
+class _Question:
+    """We told a peer that it stands accused, and wait for it to refute."""
+
+    life: Life
+    at_s: float
+    rumour: Rumour
+    is_due: bool = True
+    """Its silence is still to be judged."""
 
 
 class Judgement:
@@ -63,8 +78,7 @@ class Judgement:
         self._health = health
         self._out = out
         self._rng = rng
-        self._told: dict[PeerId, tuple[Life, float]] = {}
-        """Accused peers that we spoke to about it: which life, and when."""
+        self._questions: dict[PeerId, _Question] = {}
         self._accused_in: Life | None = None
         self._refuted_at_s = -math.inf
         self.is_gossip_urgent = False
@@ -159,7 +173,7 @@ class Judgement:
 
     def _begin_presence(self, peer: PeerId) -> None:
         self._suspicions.end(peer)
-        self._told.pop(peer, None)
+        self._questions.pop(peer, None)
         for verdict in VERDICTS:
             self._news.withdraw((peer, verdict))
         self._rings.add(peer)
@@ -168,7 +182,7 @@ class Judgement:
 
     def _end_presence(self, peer: PeerId) -> None:
         self._suspicions.end(peer)
-        self._told.pop(peer, None)
+        self._questions.pop(peer, None)
         self._prober.forget(peer)
         self._news.withdraw((peer, "suspect"))
         self._rings.remove(peer)
@@ -189,25 +203,45 @@ class Judgement:
         if entry is None or life < entry.life:
             return
         if peer == self._peer:
-            self._accused_in = max(life, self._accused_in or life)
-            self.answer_accusers(now_s)
+            self._hear_of_ourselves(source, rumour, life, now_s)
         elif not entry.is_present:
             self._news.known_by((peer, rumour.verdict), rumour, source)
         elif self._prober.heard_recently(peer, now_s) and not self._owes_answer(peer, life, now_s):
-            self._tell(peer, life, rumour, now_s)
+            self._ask(peer, life, rumour, now_s)
         elif self._is_worth_hearing(source, rumour, life, now_s):
             self._believe(entry, life, rumour, peer in strangers, now_s)
 
+    def _hear_of_ourselves(self, source: PeerId, rumour: Rumour, life: Life, now_s: float) -> None:
+        if not self._accusers.is_genuine(rumour):
+            self.reject(source, "bad_signature", f"rumour in the name of {rumour.accuser}")
+            return
+        self._accused_in = max(life, self._accused_in or life)
+        self.answer_accusers(now_s)
+
     def _owes_answer(self, peer: PeerId, life: Life, now_s: float) -> bool:
         """We told it of an accusation of that life, and it has not refuted it in due time."""
-        told_life, told_s = self._told.get(peer, ((-1, -1), 0.0))
-        return told_life >= life and now_s - told_s >= self._suspicions.timeout_s_min
+        asked = self._questions.get(peer)
+        if asked is None or asked.life < life:
+            return False
+        return now_s - asked.at_s >= self._suspicions.timeout_s_min / 2
+
+    def follow_up(self, now_s: float) -> None:
+        """Whom we hear, but who does not refute what we told it: perhaps it did not get it."""
+        if not self._questions:
+            return
+        for peer in sorted(self._questions):
+            asked = self._questions[peer]
+            if asked.is_due and self._owes_answer(peer, asked.life, now_s):
+                asked.is_due = False
+                entry = self._roster.get(peer)
+                if entry is not None and entry.liveness is Liveness.ALIVE:
+                    self.take_rumour(peer, asked.rumour, set(), now_s)
 
     def _is_worth_hearing(self, source: PeerId, rumour: Rumour, life: Life, now_s: float) -> bool:
         """It is not the same voice again, is no forgery, and the accuser has credit left."""
         peer, accuser = PeerId(rumour.peer), PeerId(rumour.accuser)
         held = self._suspicions.get(peer)
-        is_known_voice = held is not None and held.life >= life and accuser in held.accusers
+        is_known_voice = held is not None and held.life >= life and held.has_accuser(accuser)
         if is_known_voice:
             return rumour.verdict == "dead"
         if accuser not in self._roster or accuser == peer:
@@ -220,19 +254,18 @@ class Judgement:
     def _believe(
         self, entry: Entry, life: Life, rumour: Rumour, is_stranger: bool, now_s: float
     ) -> None:
-        """A death is believed at once if the peer had stood accused here for half the least time;
-        else it stands accused now, and has the least time to answer."""
+        """A death is believed at once if the peer had stood accused here for half the least time,
+        on voices enough; else it stands accused now, and has the least time to answer."""
         peer = PeerId(rumour.peer)
         if rumour.verdict != "dead":
             self._suspect(entry, life, rumour, "hearsay", now_s)
             return
         held = self._suspicions.get(peer)
         had_time = held is not None and self._suspicions.is_half_spent(peer, now_s)
-        if is_stranger or had_time:
-            self._bury(entry, rumour, now_s)
-            return
         self._suspect(entry, life, rumour, "hearsay", now_s)
-        if peer in self._suspicions:
+        if is_stranger or (had_time and self._is_known_enough(peer)):
+            self._bury(entry, rumour, now_s)
+        elif peer in self._suspicions:
             self._suspicions.hasten(peer)
 
     # ---------------------------------------------------------------------------------- judgement
@@ -243,19 +276,39 @@ class Judgement:
         if entry is None or not entry.is_present or peer == self._peer:
             return
         held = self._suspicions.get(peer)
-        if held is None or self._peer not in held.accusers:
+        if held is None or not held.has_accuser(self._peer):
             rumour = self._accusers.rumour(peer, entry.life, "suspect")
             self._suspect(entry, entry.life, rumour, why, now_s)
 
     def judge(self, now_s: float) -> None:
-        """Those whose time is up are dead."""
+        """Those whose time is up are dead, unless we know it from hearsay only: then we look."""
         for peer in self._suspicions.expired(now_s):
             entry = self._roster.get(peer)
-            if entry is not None and entry.is_present:
+            if entry is None or not entry.is_present:
+                self._suspicions.end(peer)
+            elif self._is_known_enough(peer):
                 life = self._suspicions.life_of(peer, entry.life)
                 self._bury(entry, self._accusers.rumour(peer, life, "dead"), now_s)
             else:
-                self._suspicions.end(peer)
+                self._prober.doubt(peer, now_s)
+
+    def _is_known_enough(self, peer: PeerId) -> bool:
+        """We did not hear it ourselves, or two did not that should have links to it."""
+        held = self._suspicions.get(peer)
+        if held is None:
+            return False
+        could_know = len(self._rings.neighbours(peer))
+        return self._peer in held.witnesses or len(held.witnesses) >= min(VOICES, could_know)
+
+    def vouch(self, peer: PeerId, now_s: float) -> None:
+        """A helper has just heard it: as good as our own ears."""
+        entry = self._roster.get(peer)
+        if entry is not None and entry.liveness is Liveness.SUSPECT:
+            self._suspicions.end(peer)
+            self._news.withdraw((peer, "suspect"))
+            self._roster.set_liveness(entry, Liveness.ALIVE, now_s)
+            record = entry.record
+            self._emit("peer_refuted", peer=peer, stage=record.stage, phase=record.phase)
 
     def tell_the_accused(self, peer: PeerId, now_s: float) -> None:
         """A peer that we hold for suspect or dead speaks to us: say so, it will answer."""
@@ -263,13 +316,13 @@ class Judgement:
         if entry is None or entry.liveness in (Liveness.ALIVE, Liveness.LEFT):
             return
         life = self._suspicions.life_of(peer, entry.life)
-        if not self._has_told(peer, life):
+        if not self._has_asked(peer, life):
             rumour = entry.death or self._accusers.rumour(peer, life, str(entry.liveness))
-            self._tell(peer, life, rumour, now_s)
+            self._ask(peer, life, rumour, now_s)
 
     def link_went_up(self, peer: PeerId, now_s: float) -> None:
         """What we told it before may have been lost with the former link."""
-        self._told.pop(peer, None)
+        self._questions.pop(peer, None)
         self.tell_the_accused(peer, now_s)
 
     def reject(self, source: PeerId, code: str, text: str) -> None:
@@ -285,8 +338,16 @@ class Judgement:
 
     def _suspect(self, entry: Entry, life: Life, rumour: Rumour, why: str, now_s: float) -> None:
         peer, accuser = PeerId(rumour.peer), PeerId(rumour.accuser)
-        others = len(self._rings.neighbours(peer)) - 1
-        if not self._suspicions.accuse(peer, life, accuser, now_s, others):
+        could_know = self._rings.neighbours(peer)
+        is_worth_telling = self._suspicions.accuse(
+            peer,
+            life,
+            accuser,
+            now_s,
+            is_witness=accuser == self._peer or accuser in could_know,
+            others=len(could_know) - 1,
+        )
+        if not is_worth_telling:
             return
         if rumour.verdict == "suspect":
             self._news.put((peer, "suspect"), rumour, told=(accuser,))
@@ -298,8 +359,9 @@ class Judgement:
     def _bury(self, entry: Entry, death: Rumour, now_s: float) -> None:
         peer = PeerId(entry.record.peer)
         held = self._suspicions.get(peer)
-        for accuser in held.accusers if held is not None else ():
-            self._accusers.was_right(accuser)
+        if held is not None:
+            for accuser in (*held.witnesses, *held.hearsay):
+                self._accusers.was_right(accuser)
         self._roster.set_liveness(entry, Liveness.DEAD, now_s)
         entry.death = death
         self._end_presence(peer)
@@ -317,14 +379,14 @@ class Judgement:
             stage=entry.record.stage,
         )
 
-    def _has_told(self, peer: PeerId, life: Life) -> bool:
-        told = self._told.get(peer)
-        return told is not None and told[0] >= life
+    def _has_asked(self, peer: PeerId, life: Life) -> bool:
+        asked = self._questions.get(peer)
+        return asked is not None and asked.life >= life
 
-    def _tell(self, peer: PeerId, life: Life, rumour: Rumour, now_s: float) -> None:
+    def _ask(self, peer: PeerId, life: Life, rumour: Rumour, now_s: float) -> None:
         """Once for each life and link."""
-        if peer in self._keeper.links and not self._has_told(peer, life):
-            self._told[peer] = (life, now_s)
+        if peer in self._keeper.links and not self._has_asked(peer, life):
+            self._questions[peer] = _Question(life, now_s, rumour)
             self._out.append(fx.Send(peer, Gossip(rumours=(rumour,))))
 
     def _emit(self, event_name: str, **fields: Any) -> None:

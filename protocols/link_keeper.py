@@ -37,6 +37,8 @@ class Link:
     up_s: float
     heard_s: float
     """Any message from it."""
+    bear_until_s: float = 0.0
+    """No probe before: its silence has a reason that is not its own."""
     told_s: float = 0.0
     """When news last had a chance to travel to it."""
     rtt_s: float | None = None

@@ -281,6 +281,7 @@ class Membership:
             self.judgement.accuse(peer, "silent", now_s)
         self.judgement.judge(now_s)
         self.judgement.answer_accusers(now_s)
+        self.judgement.follow_up(now_s)
         self._out += self.keeper.tick(now_s)
         if self.own.is_due(now_s):
             self.judgement.publish(now_s, urgent=False)
@@ -358,10 +359,11 @@ class Membership:
     def _on_probe_reply(
         self, peer: PeerId, link: Link, reply: gossip.ProbeReply, now_s: float
     ) -> None:
-        heard, effects = self.prober.take_reply(reply)
+        heard, effects = self.prober.take_reply(reply, now_s)
         self._out += effects
         if heard is not None:
             self.counters["bad_paths"] += 1
+            self.judgement.vouch(heard, now_s)
 
     def _on_gossip(self, peer: PeerId, link: Link, news: gossip.Gossip, now_s: float) -> None:
         self._take_news(peer, news.records, news.rumours, now_s)

@@ -149,7 +149,7 @@ class Prober:
             return self._send_probe(target, link, now_s)
         return self._keeper.dial(target)
 
-    def take_reply(self, reply: ProbeReply) -> tuple[PeerId | None, list[Effect]]:
+    def take_reply(self, reply: ProbeReply, now_s: float) -> tuple[PeerId | None, list[Effect]]:
         """(whom a helper heard, what to do)."""
         target = self._target_of(reply.sequence)
         if target is None:
@@ -162,7 +162,7 @@ class Prober:
         self._bad_paths[target] = times
         link = self._keeper.links.get(target)
         if link is not None:
-            link.heard_s += self._limits.probe_interval_s
+            link.bear_until_s = now_s + self._limits.probe_interval_s
         if times < BAD_PATH_MAX:
             return target, []
         del self._bad_paths[target]
@@ -199,7 +199,7 @@ class Prober:
         for doubt in self._doubts.values():
             doubt.deadline_s += grace_s
         for link in self._keeper.links.values():
-            link.heard_s = max(link.heard_s, now_s - self._limits.probe_interval_s / 2)
+            link.bear_until_s = now_s + self._limits.probe_interval_s / 2
 
     # -------------------------------------------------------------------------------------- tick
 
@@ -222,7 +222,7 @@ class Prober:
             unheard.append(peer)
         quiet_since_s = now_s - self._limits.probe_interval_s
         for peer, link in self._keeper.links.items():
-            if link.heard_s <= quiet_since_s:
+            if link.heard_s <= quiet_since_s and link.bear_until_s <= now_s:
                 effects += self._send_probe(peer, link, now_s)
         return unheard, effects
 

@@ -5,7 +5,11 @@ it, logarithmically, down to a minimum that leaves room to hear of the accusatio
 
     timeout(c) = max(min, max - (max - min) * log(c + 1) / log(k + 1))
 
-with c confirmations out of k expected ones. An accusation concerns one life of a peer: a pair
+with c confirmations out of k expected ones. Only witnesses confirm: ourselves, and those that
+should have a link to the accused; others may accuse, and then it stands accused, but no sooner
+dead.
+
+An accusation concerns one life of a peer: a pair
 (incarnation, refutation). A record of a later life ends it; a mere newer version does not, for such
 news may have left before the peer froze.
 """
@@ -36,6 +40,10 @@ def suspicion_timeout_s(
     return max(timeout_s_min, timeout_s_max - (timeout_s_max - timeout_s_min) * share)
 
 
+HEARSAY_MAX = 16
+"""Accusers that are no witnesses, remembered for one accused."""
+
+
 @dataclass(slots=True)
 class Suspicion:
     """One peer that stands accused."""
@@ -43,10 +51,17 @@ class Suspicion:
     life: Life
     since_s: float
     expected: int
-    accusers: list[PeerId] = field(default_factory=list)
+    witnesses: list[PeerId] = field(default_factory=list)
+    """Accusers that should know."""
+    hearsay: list[PeerId] = field(default_factory=list)
+    """The others."""
+    is_hastened: bool = False
     grace_s: float = 0.0
     """Added when we ourselves were stopped: the accused could not reach us meanwhile."""
     deadline_s: float = math.inf
+
+    def has_accuser(self, accuser: PeerId) -> bool:
+        return accuser in self.witnesses or accuser in self.hearsay
 
 
 class Suspicions:
@@ -72,27 +87,38 @@ class Suspicions:
         held = self._of.get(peer)
         return otherwise if held is None else max(held.life, otherwise)
 
-    def accuse(self, peer: PeerId, life: Life, accuser: PeerId, now_s: float, others: int) -> bool:
-        """Note an accusation. True if it is worth passing on: it is new, or a new voice.
+    def accuse(
+        self,
+        peer: PeerId,
+        life: Life,
+        accuser: PeerId,
+        now_s: float,
+        *,
+        is_witness: bool,
+        others: int,
+    ) -> bool:
+        """Note an accusation. True if it is worth passing on: it is new, or a new witness.
 
         others: peers besides the accused and ourselves that could confirm it.
         """
         held = self._of.get(peer)
+        is_new = held is None or life > held.life
         if held is None or life > held.life:
             held = Suspicion(life, now_s, min(self._expected_max, others))
             self._of[peer] = held
-        elif life < held.life or accuser in held.accusers:
+        elif life < held.life or held.has_accuser(accuser):
             return False
-        elif len(held.accusers) > held.expected:
-            return False
-        held.accusers.append(accuser)
+        if is_witness:
+            held.witnesses.append(accuser)
+        elif len(held.hearsay) < HEARSAY_MAX:
+            held.hearsay.append(accuser)
         self._set_deadline(held)
-        return True
+        return is_new or (is_witness and len(held.witnesses) <= held.expected + 1)
 
     def hasten(self, peer: PeerId) -> None:
         """Somebody's time for this peer has run out: ours is the minimum now."""
         held = self._of[peer]
-        held.expected = 0
+        held.is_hastened = True
         self._set_deadline(held)
 
     def is_half_spent(self, peer: PeerId, now_s: float) -> bool:
@@ -117,6 +143,9 @@ class Suspicions:
 
     def _set_deadline(self, held: Suspicion) -> None:
         timeout_s = suspicion_timeout_s(
-            len(held.accusers) - 1, held.expected, self.timeout_s_min, self._timeout_s_max
+            max(0, len(held.witnesses) - 1),
+            0 if held.is_hastened else held.expected,
+            self.timeout_s_min,
+            self._timeout_s_max,
         )
         held.deadline_s = held.since_s + held.grace_s + timeout_s

@@ -79,6 +79,7 @@ class Network:
         self._slowed: dict[Pair, float] = {}
         self._cut: set[Pair] = set()
         self._clogged_until_s: dict[Pair, float] = {}
+        self._closed_since_s: dict[Pair, float] = {}
         self._upload_free_s: dict[int, float] = {}
         self._dialling: set[Pair] = set()
         self.is_reachable: Callable[[int], str] = lambda peer: ""
@@ -224,8 +225,8 @@ class Network:
 
     def cut(self, source: int, target: int) -> None:
         """Nothing passes in this direction until healed."""
+        self._close(source, target)
         self._cut.add((source, target))
-        self._world.after(self._profile.stall_s, self._stall, source, target)
 
     def heal(self, source: int, target: int) -> None:
         self._cut.discard((source, target))
@@ -233,9 +234,16 @@ class Network:
 
     def clog(self, source: int, target: int, duration_s: float) -> None:
         """Hold what is sent this way for so long, then let it all through."""
+        self._close(source, target)
         until_s = self._world.now_s + duration_s
-        self._clogged_until_s[source, target] = until_s
+        self._clogged_until_s[source, target] = max(
+            until_s, self._clogged_until_s.get((source, target), 0.0)
+        )
         self._world.at(until_s, self._release, source, target)
+
+    def _close(self, source: int, target: int) -> None:
+        if self._is_open(source, target):
+            self._closed_since_s[source, target] = self._world.now_s
         self._world.after(self._profile.stall_s, self._stall, source, target)
 
     def _is_open(self, source: int, target: int) -> bool:
@@ -253,8 +261,9 @@ class Network:
             self._carry(link, way, source, target, item, size_bytes)
 
     def _stall(self, source: int, target: int) -> None:
-        """A path still closed after stall_s: what lies below gives the link up."""
-        if not self._is_open(source, target):
+        """A path closed all through stall_s: what lies below gives the link up."""
+        closed_s = self._world.now_s - self._closed_since_s[source, target]
+        if not self._is_open(source, target) and closed_s >= self._profile.stall_s:
             self._end_both(source, target, "stalled")
 
 

@@ -60,7 +60,9 @@ class TestSuspicions:
         self.book = Suspicions(timeout_s_min=2.0, timeout_s_max=30.0, expected_max=3)
 
     def accuse(self, who: str, life: tuple[int, int] = (1, 0), at_s: float = 0.0) -> bool:
-        return self.book.accuse(peer_id("x"), life, peer_id(who), at_s, others=5)
+        return self.book.accuse(
+            peer_id("x"), life, peer_id(who), at_s, is_witness=who in "abcde", others=5
+        )
 
     def test_each_voice_counts_once(self) -> None:
         assert self.accuse("a")
@@ -69,6 +71,16 @@ class TestSuspicions:
 
     def test_more_voices_than_expected_are_not_passed_on(self) -> None:
         assert [self.accuse(who) for who in "abcde"] == [True, True, True, True, False]
+
+    def test_those_that_cannot_know_make_it_no_sooner_dead(self) -> None:
+        assert self.accuse("v"), "the first accusation is passed on, whoever made it"
+        assert not self.accuse("w")
+        for who in "xyz":
+            self.accuse(who)
+        assert self.book.expired(29.9) == []
+        for who in "abcd":
+            assert self.accuse(who)
+        assert self.book.expired(2.0) == [peer_id("x")]
 
     def test_confirmations_bring_the_deadline_forward(self) -> None:
         self.accuse("a")

@@ -332,7 +332,23 @@ class TestRumours:
         self.arrive(pair, rumour_by("d", "c", "suspect"))
         pair.tick(2.0)
         self.arrive(pair, rumour_by("d", "c", "dead"))
+        assert self.liveness(pair) is Liveness.SUSPECT, "one voice is not enough"
+        self.arrive(pair, rumour_by("b", "c", "dead"))
         assert self.liveness(pair) is Liveness.DEAD
+
+    def test_lone_voice_makes_us_look_and_believe_our_own_helpers(self) -> None:
+        for heard, verdict in ((True, Liveness.ALIVE), (False, Liveness.DEAD)):
+            pair = self.with_c()
+            self.arrive(pair, rumour_by("d", "c", "suspect"))
+            pair.sent.clear()
+            for _ in range(40):
+                pair.tick(0.25)
+                for _, message in list(pair.sent):
+                    if isinstance(message, gossip.ProbeRequest) and message.target == C:
+                        reply = gossip.ProbeReply(sequence=message.sequence, heard=heard)
+                        pair.do(A, fx.Arrived(B, reply))
+                pair.sent.clear()
+            assert self.liveness(pair) is verdict
 
     def test_stranger_that_comes_with_its_death_is_dead(self) -> None:
         """Else a newcomer would wake the dead of the whole swarm."""

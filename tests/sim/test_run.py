@@ -1,0 +1,113 @@
+"""What `swarmd sim` is told and tells: options, exit codes, the report, the hunt for a seed."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from swarmd.protocols.membership import Membership
+from swarmd.protocols.own_record import OwnRecord
+from swarmd.sim.gossip_peer import GossipPeer
+from swarmd.sim.run import INVARIANT_BROKEN, OK, PEER_CRASHED, TARGET_MISSED, SimOptions, run
+
+SMALL = {"peers": 5, "stages": 2, "rounds": 2}
+
+
+def test_report_begins_with_the_seed_and_ends_with_what_repeats_it() -> None:
+    lines: list[str] = []
+    result = run(SimOptions(**SMALL, seed=9, kill=1), lines.append)
+    assert lines[0] == "seed 9"
+    assert lines[-1] == "swarmd sim --peers 5 --stages 2 --rounds 2 --seed 9 --kill 1"
+    assert (result.outcome, result.exit_code) == ("target_reached", OK)
+
+
+def test_every_fault_drawn_is_printed() -> None:
+    lines: list[str] = []
+    result = run(SimOptions(**SMALL, seed=3), lines.append)
+    assert result.faults_drawn
+    assert [f"fault {text}" for text in result.faults_drawn] == [
+        line for line in lines if line.startswith("fault ")
+    ]
+
+
+def test_trace_is_printed_only_when_asked_for() -> None:
+    quiet: list[str] = []
+    loud: list[str] = []
+    a = run(SimOptions(**SMALL, seed=3), quiet.append)
+    b = run(SimOptions(**SMALL, seed=3, trace=True), loud.append)
+    assert a.trace_hash == b.trace_hash
+    assert len(loud) > len(quiet) + 20
+    assert any("peer_joined" in line for line in loud)
+
+
+def test_json_has_the_documented_fields() -> None:
+    made = json.loads(json.dumps(run(SimOptions(**SMALL, seed=1)).to_json()))
+    documented = {
+        "schema", "schema_version", "outcome", "exit_code", "seed", "command", "trace_hash",
+        "events", "virtual_s", "faults_drawn", "violations", "rounds", "tokens_per_s",
+        "bytes_per_peer_per_s", "messages_per_peer_per_s", "wait_share_by_reason",
+    }  # fmt: skip
+    assert documented <= set(made)
+    assert made["schema"] == "swarmd.sim"
+
+
+def test_kill_kills_so_many_for_good() -> None:
+    result = run(SimOptions(peers=8, stages=2, rounds=2, seed=2, kill=3))
+    crashes = [text for text in result.faults_drawn if " crash " in text]
+    assert len(crashes) == 3
+    assert all("for good" in text for text in crashes)
+    assert result.exit_code == OK
+
+
+def test_given_network_is_not_drawn() -> None:
+    calm = SimOptions(**SMALL, seed=4, rtt_s=0.02, loss=0.0, scenario="calm")
+    assert run(calm).faults_drawn == ()
+    assert "--rtt 20ms" in calm.command()
+
+
+def test_broken_rule_exits_10(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(OwnRecord, "refute", lambda self, life: None)
+    result = run(SimOptions(peers=16, stages=2, rounds=3, seed=1, scenario="liars"))
+    assert (result.outcome, result.exit_code) == ("invariant_broken", INVARIANT_BROKEN)
+    assert any("false_death" in text for text in result.violations)
+
+
+def test_swarm_that_does_not_settle_exits_11(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Membership, "introduce", lambda self, peer, addresses: [])
+    result = run(SimOptions(**SMALL, seed=1, scenario="calm"))
+    assert (result.outcome, result.exit_code) == ("target_missed", TARGET_MISSED)
+    assert result.violations
+
+
+def test_machine_that_raises_exits_12(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(self: GossipPeer, now_s: float) -> list[object]:
+        raise RuntimeError("a bug of ours")
+
+    monkeypatch.setattr(GossipPeer, "_work", broken)
+    result = run(SimOptions(**SMALL, seed=1, scenario="calm"))
+    assert (result.outcome, result.exit_code) == ("peer_crashed", PEER_CRASHED)
+    assert any("a bug of ours" in text for text in result.violations)
+
+
+def test_until_failure_stops_at_the_first_seed_that_fails(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    seen: list[str] = []
+    work = GossipPeer._work
+
+    def broken_later(self: GossipPeer, now_s: float) -> list[object]:
+        if "seed 7" in seen:
+            raise RuntimeError("only with seed 7")
+        return list(work(self, now_s))
+
+    monkeypatch.setattr(GossipPeer, "_work", broken_later)
+    options = SimOptions(**SMALL, seed=5, scenario="calm", until_failure=True)
+    result = run(options, seen.append)
+    assert (result.seed, result.exit_code) == (7, PEER_CRASHED)
+    assert "--seed 7" in result.command
+
+
+def test_until_failure_ends_when_its_seeds_are_used_up() -> None:
+    options = SimOptions(**SMALL, seed=5, scenario="calm", until_failure=True, seeds_max=2)
+    assert run(options).seed == 6

@@ -1,0 +1,103 @@
+"""Many seeds: drawn swarms, drawn networks, drawn faults; no rule is broken, and all settle.
+
+How many: SWARMD_SIM_SEEDS (200). A failing one prints the command that repeats it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from concurrent.futures import ProcessPoolExecutor
+
+import pytest
+
+from swarmd.sim.run import OK, SimOptions, SimResult, run
+from swarmd.sim.scenarios import SCENARIOS
+
+SEEDS = int(os.environ.get("SWARMD_SIM_SEEDS", "200"))
+CHUNKS = 20
+WORKERS = max(1, min(2, os.cpu_count() or 1))
+
+
+def options_of(seed: int) -> SimOptions:
+    """4 to 24 peers, 1 to 4 stages: the size is drawn too."""
+    return SimOptions(peers=4 + seed * 7 % 21, stages=1 + seed % 4, rounds=3, seed=seed)
+
+
+def run_seeds(seeds: range) -> list[SimResult]:
+    return [run(options_of(seed)) for seed in seeds]
+
+
+@pytest.mark.process
+def test_all_seeds_keep_the_rules_and_settle() -> None:
+    size = -(-SEEDS // CHUNKS)
+    chunks = [range(first, min(first + size, SEEDS)) for first in range(0, SEEDS, size)]
+    with ProcessPoolExecutor(WORKERS) as pool:
+        results = [result for chunk in pool.map(run_seeds, chunks) for result in chunk]
+    assert len(results) == SEEDS
+    failed = [result for result in results if result.exit_code != OK]
+    for result in failed:
+        print(result.command, *result.violations, sep="\n  ")
+    assert not failed
+
+
+@pytest.mark.parametrize("name", sorted(SCENARIOS))
+def test_scenario_keeps_the_rules_and_settles(name: str) -> None:
+    result = run(SimOptions(peers=8, stages=2, rounds=4, seed=11, scenario=name))
+    assert result.exit_code == OK, result.violations
+
+
+def test_same_seed_gives_the_same_run_and_another_seed_another() -> None:
+    options = SimOptions(peers=8, stages=2, rounds=2, seed=5)
+    first, second = run(options), run(options)
+    assert first == second
+    assert first.trace_hash != run(SimOptions(peers=8, stages=2, rounds=2, seed=6)).trace_hash
+
+
+def test_encoding_every_message_for_real_changes_nothing_that_peers_see() -> None:
+    """Every message is within its own bounds, and the estimated sizes are close."""
+    options = SimOptions(peers=8, stages=2, rounds=2, seed=5, bandwidth_bytes_per_s=1e12)
+    near, exact = run(options), run(SimOptions(**{**_plain(options), "exact": True}))
+    assert exact.exit_code == OK
+    assert near.bytes_per_peer_per_s == pytest.approx(exact.bytes_per_peer_per_s, rel=0.05)
+
+
+def _plain(options: SimOptions) -> dict[str, object]:
+    return {name: getattr(options, name) for name in SimOptions.__dataclass_fields__}
+
+
+@pytest.mark.process
+def test_trace_does_not_depend_on_the_hash_seed() -> None:
+    program = (
+        "import json; from swarmd.sim.run import SimOptions, run;"
+        "results = [run(SimOptions(peers=8, stages=2, rounds=2, seed=s)) for s in (3, 4)];"
+        "print(json.dumps([r.trace_hash for r in results]))"
+    )
+    hashes = []
+    for hash_seed in ("0", "1", "random"):
+        environment = {**os.environ, "PYTHONHASHSEED": hash_seed}
+        done = subprocess.run(
+            [sys.executable, "-c", program],
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=True,
+        )
+        hashes.append(json.loads(done.stdout))
+    assert hashes[0] == hashes[1] == hashes[2]
+    assert hashes[0][0] != hashes[0][1]
+
+
+@pytest.mark.process
+def test_simulator_loads_neither_torch_nor_trio() -> None:
+    program = (
+        "import sys, swarmd.sim.run;"
+        "print([m for m in ('torch', 'trio', 'numpy', 'libp2p', 'socket') if m in sys.modules])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert done.stdout.strip() == "[]"
