@@ -87,7 +87,10 @@ class Side:
         return outcomes
 
     def statistics(self, of: Side) -> LinkStatistics:
-        return next(s for s in self.transport.statistics() if s.peer == of.peer_id)
+        return self.statistics_of(of.peer_id)
+
+    def statistics_of(self, peer: PeerId) -> LinkStatistics:
+        return next(found for found in self.transport.statistics() if found.peer == peer)
 
 
 @dataclass
