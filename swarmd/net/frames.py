@@ -11,7 +11,7 @@ lanes may alternate: that is how an activation overtakes a chunk of state. Lengt
 against FRAME_BODY_BYTES_MAX and against what OPEN announced before any memory is reserved.
 
     HELLO     first frame both ways; nothing counts as up before it came
-    PING PONG token u64; round trips and signs of life
+    BEAT      token u64, the last token heard u64, microseconds it was held u32: life, round trips
     OPEN      message id u64, body bytes u32, payload bytes u64, flags u8; then the first bytes
     DATA      further bytes of the lane's open message
     ACK       id of the last whole message u64, bytes taken by the reader so far u64
@@ -47,7 +47,7 @@ MESSAGE_COST_BYTES = 256
 HEADER = struct.Struct("!BBHI")
 OPEN = struct.Struct("!QIQB")
 ACK = struct.Struct("!QQ")
-TOKEN = struct.Struct("!Q")
+BEAT = struct.Struct("!QQI")
 RESUME_LANE = struct.Struct(f"!QQQ{DIGEST_BYTES}s")
 
 HAS_PAYLOAD = 1
@@ -56,20 +56,18 @@ NO_SHAPE = (0.0, 0.0, 0.0)
 
 class Kind(IntEnum):
     HELLO = 1
-    PING = 2
-    PONG = 3
-    OPEN = 4
-    DATA = 5
-    ACK = 6
-    ATTACH = 7
-    RESUME = 8
-    CALL = 9
-    GOODBYE = 10
+    BEAT = 2
+    OPEN = 3
+    DATA = 4
+    ACK = 5
+    ATTACH = 6
+    RESUME = 7
+    CALL = 8
+    GOODBYE = 9
 
 
 _FIXED = {
-    Kind.PING: TOKEN.size,
-    Kind.PONG: TOKEN.size,
+    Kind.BEAT: BEAT.size,
     Kind.ACK: ACK.size,
     Kind.ATTACH: 0,
     Kind.RESUME: RESUME_LANE.size * len(LANES),

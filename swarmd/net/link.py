@@ -3,7 +3,8 @@
 The link is the control carrier. It ends once, with a cause: closed, lost, stalled, dropped. While
 it lives, the bulk plane may go over any carrier, none, or change it (bulk.py).
 
-Heartbeat: a ping a second on the control carrier, which measures the round trip. Nothing heard for
+Heartbeat: one frame a second and side on the control carrier. It repeats the last one heard and how
+long ago that was, so the round trip is measured without an answer. Nothing heard for
 `silence_s` ends the link as stalled, whatever the transport below thinks (a frozen process keeps
 its sockets open for ever). If our own loop was late, the others get the time back first.
 """
@@ -15,13 +16,14 @@ from dataclasses import dataclass, replace
 import trio
 
 from swarmd.net.bulk import BulkWays
-from swarmd.net.frames import TOKEN, Hello, Kind, frame
+from swarmd.net.frames import BEAT, Hello, Kind, frame
 from swarmd.net.pump import Deliver, Plane, Pump, raise_broken_rule
 from swarmd.net.transport import LinkStatistics, PayloadStore
 from swarmd.net.underlay import Channel, Tally, Underlay
 from swarmd.protocols.effects import Priority
 from swarmd.protocols.ids import PeerId
 
+HELD_US_MAX = (1 << 32) - 1
 LATE_S = 1.0
 """Our own loop is this late: what we missed is our fault."""
 
@@ -92,7 +94,7 @@ class Link:
         )
         self.control.outbox.window_bytes = hello.window_bytes
         self._pump = Pump(
-            channel.carrier, self.control, on_pong=self._take_pong, on_call=self._take_call
+            channel.carrier, self.control, on_beat=self._take_beat, on_call=self._take_call
         )
         bulk_hello = Hello(
             plane="bulk", nonce=nonce, yours=hello.nonce, window_bytes=limits.bulk_window_bytes
@@ -101,8 +103,9 @@ class Link:
             self.peer, self.bulk, channel, underlay, limits, bulk_hello, self._say_call
         )
         self.ways.addresses = hello.bulk
-        self._pings: dict[int, float] = {}
-        self._next_ping = 1
+        self._beats: dict[int, float] = {}
+        self._next_beat = 1
+        self._last_heard = (0, 0.0)
 
     # ----------------------------------------------------------------------------------- its life
 
@@ -139,11 +142,9 @@ class Link:
         every_s, silence_s = self._limits.heartbeat_s, self._limits.silence_s
         grace_until_s = 0.0
         while True:
-            self._pings[self._next_ping] = trio.current_time()
-            self._pump.say(frame(Kind.PING, TOKEN.pack(self._next_ping)))
-            self._next_ping += 1
-            while len(self._pings) > 2 + silence_s / every_s:
-                self._pings.pop(next(iter(self._pings)))
+            self._say_beat()
+            while len(self._beats) > 2 + silence_s / every_s:
+                self._beats.pop(next(iter(self._beats)))
             due_s = trio.current_time() + every_s
             await trio.sleep_until(due_s)
             now_s = trio.current_time()
@@ -153,11 +154,25 @@ class Link:
                 self.drop("stalled", f"nothing heard for {silence_s:.0f} s")
                 return
 
-    def _take_pong(self, token: int) -> None:
-        sent_s = self._pings.pop(token, None)
+    def _say_beat(self) -> None:
+        token, heard_s = self._last_heard
+        now_s = trio.current_time()
+        held_us = min(int((now_s - heard_s) * 1e6), HELD_US_MAX) if token else 0
+        self._pump.say(frame(Kind.BEAT, BEAT.pack(self._next_beat, token, held_us)))
+        self._last_heard = (0, 0.0)
+        self._beats[self._next_beat] = now_s
+        self._next_beat += 1
+
+    def _take_beat(self, token: int, echo: int, held_us: int) -> None:
+        now_s, first = trio.current_time(), self.rtt_s is None and not self._last_heard[0]
+        self._last_heard = (token, now_s)
+        sent_s = self._beats.pop(echo, None)
         if sent_s is not None:
-            sample_s = trio.current_time() - sent_s
+            sample_s = max(0.0, now_s - sent_s - held_us / 1e6)
             self.rtt_s = sample_s if self.rtt_s is None else 0.8 * self.rtt_s + 0.2 * sample_s
+        elif first:
+            # At once, so that both sides know their round trip after one.
+            self._say_beat()
 
     def _say_call(self) -> None:
         self._pump.say(frame(Kind.CALL))

@@ -19,11 +19,11 @@ import trio
 
 from swarmd.net.frames import (
     ACK,
+    BEAT,
     HEADER,
     LANES,
     OPEN,
     RESUME_LANE,
-    TOKEN,
     Kind,
     frame,
     goodbye,
@@ -47,8 +47,9 @@ GOODBYE_S = 0.5
 CREDIT_MESSAGES_PER_S = 200.0
 CREDIT_BURST = 2000.0
 """Ten times what gossip takes from one peer, for leases and requests beside it. Guesses."""
-ANSWERS_MAX = 64
-"""Answers waiting to be written; a peer that asks for more without reading is flooding."""
+BEATS_BURST = 20
+BEATS_PER_S = 10.0
+"""We send one a second. The burst is for what piled up while a peer was frozen."""
 
 Deliver = Callable[[FrameArrived, "Plane", int, int], None]
 
@@ -141,16 +142,17 @@ class Pump:
         carrier: Carrier,
         plane: Plane,
         *,
-        on_pong: Callable[[int], None] | None = None,
+        on_beat: Callable[[int, int, int], None] | None = None,
         on_call: Callable[[], None] | None = None,
     ) -> None:
         self.carrier = carrier
         self.ended = trio.Event()
         self.heard_s = self.active_s = trio.current_time()
         self._plane = plane
-        self._on_pong, self._on_call = on_pong, on_call
+        self._on_beat, self._on_call = on_beat, on_call
+        self._begun_s, self._beats = self.heard_s, 0
         self._wakeup = Wakeup()
-        self._answers: deque[bytes] = deque()
+        self._words: deque[bytes] = deque()
         self._parting: bytes | None = None
         self._may_send = False
         self._end: CarrierEnded | None = None
@@ -162,7 +164,7 @@ class Pump:
 
     def say(self, body: bytes) -> None:
         """Write a frame before anything else that waits."""
-        self._answers.append(body)
+        self._words.append(body)
         self.wake()
 
     def part(self, reason: str) -> None:
@@ -248,8 +250,8 @@ class Pump:
     def _next(self) -> tuple[list[Buffer] | None, Piece | None]:
         if self._parting is not None:
             return [self._parting], None
-        if self._answers:
-            return [self._answers.popleft()], None
+        if self._words:
+            return [self._words.popleft()], None
         plane = self._plane
         if plane.receiving is self:
             acks = plane.acknowledgements(trio.current_time())
@@ -307,12 +309,11 @@ class Pump:
 
     async def _take_word(self, kind: Kind, lane: int, body: bytearray) -> None:
         plane = self._plane
-        if len(self._answers) >= ANSWERS_MAX:
-            raise RemoteProtocolError("rate_exceeded", "asks and does not read the answers")
-        if kind is Kind.PING:
-            self.say(frame(Kind.PONG, bytes(body)))
-        elif kind is Kind.PONG and self._on_pong is not None:
-            self._on_pong(TOKEN.unpack(body)[0])
+        if kind is Kind.BEAT and self._on_beat is not None:
+            self._beats += 1
+            if self._beats > BEATS_BURST + BEATS_PER_S * (self.heard_s - self._begun_s):
+                raise RemoteProtocolError("rate_exceeded", "heartbeats")
+            self._on_beat(*BEAT.unpack(body))
         elif kind is Kind.ACK:
             done_id, taken = ACK.unpack(body)
             for message in plane.outbox.acknowledge(lane, done_id, taken):

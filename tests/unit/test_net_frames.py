@@ -100,7 +100,7 @@ def test_a_hello_comes_back_as_it_was_said_and_unknown_fields_are_ignored() -> N
         (HEADER.pack(Kind.DATA, 0, 0, 1 << 31), "too_large"),
         (HEADER.pack(Kind.HELLO, 0, 0, HELLO_BYTES_MAX + 1), "too_large"),
         (HEADER.pack(Kind.GOODBYE, 0, 0, GOODBYE_BYTES_MAX + 1), "too_large"),
-        (HEADER.pack(Kind.PING, 0, 0, 7), "malformed"),
+        (HEADER.pack(Kind.BEAT, 0, 0, 7), "malformed"),
         (HEADER.pack(Kind.ACK, 0, 0, 17), "malformed"),
         (HEADER.pack(Kind.OPEN, 0, 0, 20), "malformed"),
         (HEADER.pack(Kind.RESUME, 0, 0, 0), "malformed"),
@@ -114,4 +114,4 @@ def test_a_bad_header_is_refused_before_its_body_is_read(head: bytes, code: str)
 
 def test_a_goodbye_is_cut_to_its_bound() -> None:
     assert len(goodbye("x" * 10_000)) == HEADER.size + GOODBYE_BYTES_MAX
-    assert parse_header(frame(Kind.PING, bytes(8))[: HEADER.size]) == (Kind.PING, 0, 8)
+    assert parse_header(frame(Kind.BEAT, bytes(20))[: HEADER.size]) == (Kind.BEAT, 0, 20)

@@ -387,7 +387,7 @@ BAD_FRAMES = {
     "resume on the control plane": (frame(Kind.ATTACH), "malformed"),
     "second hello": (frame(Kind.HELLO, b""), "malformed"),
     "noise": (b"\xa5" * 64, "malformed"),
-    "pings without reading": (frame(Kind.PING, bytes(8)) * 20_000, "rate_exceeded"),
+    "a flood of heartbeats": (frame(Kind.BEAT, bytes(20)) * 2000, "rate_exceeded"),
 }
 
 
@@ -410,7 +410,7 @@ async def test_a_hello_that_is_none_is_counted_and_gives_no_link(peers: Peers) -
     async with stock_host() as host:
         await connect(host, side.transport.addresses()[0])
         stream = await host.new_stream(host.get_connected_peers()[0], [libp2p_host.CONTROL])
-        await stream.write(frame(Kind.PING, bytes(8)))
+        await stream.write(frame(Kind.BEAT, bytes(20)))
         await _until(lambda: side.transport.counters().get("malformed") == 1)
         assert side.transport.statistics() == []
 
