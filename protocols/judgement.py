@@ -289,26 +289,29 @@ class Judgement:
             elif self._is_known_enough(peer):
                 life = self._suspicions.life_of(peer, entry.life)
                 self._bury(entry, self._accusers.rumour(peer, life, "dead"), now_s)
+            elif self._prober.heard_recently(peer, now_s):
+                self._suspicions.vouch(peer)
+                self.tell_the_accused(peer, now_s)
             else:
-                self._prober.doubt(peer, now_s)
+                held = self._suspicions.get(peer)
+                accusation = (held.rumour,) if held is not None and held.rumour else ()
+                self._prober.doubt(peer, now_s, accusation)
 
     def _is_known_enough(self, peer: PeerId) -> bool:
-        """We did not hear it ourselves, or two did not that should have links to it."""
+        """We did not hear it ourselves, or two did not that should have links to it; or somebody
+        hears it and told it, and still it does not refute."""
         held = self._suspicions.get(peer)
         if held is None:
             return False
+        if self._peer in held.witnesses or held.is_vouched:
+            return True
         could_know = len(self._rings.neighbours(peer))
-        return self._peer in held.witnesses or len(held.witnesses) >= min(VOICES, could_know)
+        return len(held.witnesses) >= min(VOICES, could_know)
 
-    def vouch(self, peer: PeerId, now_s: float) -> None:
-        """A helper has just heard it: as good as our own ears."""
-        entry = self._roster.get(peer)
-        if entry is not None and entry.liveness is Liveness.SUSPECT:
-            self._suspicions.end(peer)
-            self._news.withdraw((peer, "suspect"))
-            self._roster.set_liveness(entry, Liveness.ALIVE, now_s)
-            record = entry.record
-            self._emit("peer_refuted", peer=peer, stage=record.stage, phase=record.phase)
+    def vouch(self, peer: PeerId) -> None:
+        """A helper has just heard it, and told it: it gets time to refute."""
+        if peer in self._suspicions:
+            self._suspicions.vouch(peer)
 
     def tell_the_accused(self, peer: PeerId, now_s: float) -> None:
         """A peer that we hold for suspect or dead speaks to us: say so, it will answer."""
@@ -344,6 +347,7 @@ class Judgement:
             life,
             accuser,
             now_s,
+            rumour=rumour,
             is_witness=accuser == self._peer or accuser in could_know,
             others=len(could_know) - 1,
         )

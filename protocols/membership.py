@@ -363,7 +363,7 @@ class Membership:
         self._out += effects
         if heard is not None:
             self.counters["bad_paths"] += 1
-            self.judgement.vouch(heard, now_s)
+            self.judgement.vouch(heard)
 
     def _on_gossip(self, peer: PeerId, link: Link, news: gossip.Gossip, now_s: float) -> None:
         self._take_news(peer, news.records, news.rumours, now_s)

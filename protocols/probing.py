@@ -23,6 +23,7 @@ from swarmd.protocols.local_health import LocalHealth
 from swarmd.protocols.membership_limits import MembershipLimits
 from swarmd.protocols.messages.gossip import (
     Ack,
+    Gossip,
     Probe,
     ProbeReply,
     ProbeRequest,
@@ -51,6 +52,8 @@ class _Doubt:
     helpers: int = 0
     """0: we are still asking the target itself."""
     silent_helpers: int = 0
+    accusation: tuple[Rumour, ...] = ()
+    """Passed on through the helpers, so that the target can refute it."""
 
 
 @dataclass(slots=True)
@@ -62,6 +65,7 @@ class _Relay:
     target: PeerId
     deadline_s: float
     is_sent: bool
+    accusation: tuple[Rumour, ...] = ()
 
 
 class Prober:
@@ -135,18 +139,22 @@ class Prober:
     def take_request(
         self, peer: PeerId, request: ProbeRequest, is_known: bool, now_s: float
     ) -> list[Effect]:
-        """Probe `target` for somebody. At once from what we just heard, if we did."""
+        """Probe `target` for somebody, and tell it of what it stands accused. Answered at once from
+        what we just heard, if we did."""
         target = PeerId(request.target)
         link = self._keeper.links.get(target)
+        told = _tell(target, request.rumours) if link is not None else []
         if link is not None and now_s - link.heard_s <= self._limits.probe_interval_s / 2:
-            return [Send(peer, ProbeReply(sequence=request.sequence, heard=True))]
+            return [*told, Send(peer, ProbeReply(sequence=request.sequence, heard=True))]
         if not is_known or target == self._own or len(self._relays) >= RELAYS_MAX:
             return [Send(peer, ProbeReply(sequence=request.sequence, heard=target == self._own))]
         deadline_s = now_s + 0.8 * self._limits.indirect_timeout_s
-        relay = _Relay(peer, request.sequence, target, deadline_s, link is not None)
+        relay = _Relay(
+            peer, request.sequence, target, deadline_s, link is not None, request.rumours
+        )
         self._relays.append(relay)
         if link is not None:
-            return self._send_probe(target, link, now_s)
+            return [*told, *self._send_probe(target, link, now_s)]
         return self._keeper.dial(target)
 
     def take_reply(self, reply: ProbeReply, now_s: float) -> tuple[PeerId | None, list[Effect]]:
@@ -172,10 +180,13 @@ class Prober:
         """A link is proof of life, and what a relay may have waited for."""
         self._doubts.pop(peer, None)
         self._bad_paths.pop(peer, None)
-        waiting = [relay for relay in self._relays if relay.target == peer]
-        for relay in waiting:
-            relay.is_sent = True
-        return self._send_probe(peer, link, now_s) if waiting else []
+        effects: list[Effect] = []
+        for relay in self._relays:
+            if relay.target == peer:
+                relay.is_sent = True
+                effects += _tell(peer, relay.accusation)
+                effects += self._send_probe(peer, link, now_s)
+        return effects
 
     def link_down(self, peer: PeerId) -> list[Effect]:
         """Also when a dial failed: nobody can be probed there now."""
@@ -184,11 +195,13 @@ class Prober:
             doubt.deadline_s = 0.0
         return self._refuse_relays([relay for relay in self._relays if relay.target == peer])
 
-    def doubt(self, peer: PeerId, now_s: float) -> None:
-        """No link could be made to it: have the helpers look at the next tick."""
+    def doubt(self, peer: PeerId, now_s: float, accusation: tuple[Rumour, ...] = ()) -> None:
+        """We have no link to it, or hearsay only: have the helpers look at the next tick."""
         if peer not in self._doubts:
             self._sequence += 1
-            self._doubts[peer] = _Doubt(self._sequence, now_s, deadline_s=now_s)
+            self._doubts[peer] = _Doubt(
+                self._sequence, now_s, deadline_s=now_s, accusation=accusation
+            )
 
     def forget(self, peer: PeerId) -> None:
         self._doubts.pop(peer, None)
@@ -264,7 +277,7 @@ class Prober:
     ) -> list[Effect]:
         doubt.helpers = doubt.silent_helpers = len(helpers)
         doubt.deadline_s = now_s + self._limits.indirect_timeout_s * self._health.multiplier
-        request = ProbeRequest(sequence=doubt.sequence, target=target)
+        request = ProbeRequest(sequence=doubt.sequence, target=target, rumours=doubt.accusation)
         return [Send(helper, request) for helper in helpers]
 
     def _answer_relays(self, heard: PeerId) -> list[Effect]:
@@ -284,3 +297,7 @@ class Prober:
             Send(relay.requester, ProbeReply(sequence=relay.sequence, heard=False))
             for relay in ended
         ]
+
+
+def _tell(target: PeerId, accusation: tuple[Rumour, ...]) -> list[Effect]:
+    return [Send(target, Gossip(rumours=accusation))] if accusation else []

@@ -20,6 +20,7 @@ import math
 from dataclasses import dataclass, field
 
 from swarmd.protocols.ids import PeerId
+from swarmd.protocols.messages.gossip import Rumour
 
 Life = tuple[int, int]
 """(incarnation, refutation): what an accusation is about."""
@@ -55,7 +56,11 @@ class Suspicion:
     """Accusers that should know."""
     hearsay: list[PeerId] = field(default_factory=list)
     """The others."""
+    rumour: Rumour | None = None
+    """The first accusation, for the accused to refute."""
     is_hastened: bool = False
+    is_vouched: bool = False
+    """A helper heard it, so it had more time; and still it did not refute."""
     grace_s: float = 0.0
     """Added when we ourselves were stopped: the accused could not reach us meanwhile."""
     deadline_s: float = math.inf
@@ -94,6 +99,7 @@ class Suspicions:
         accuser: PeerId,
         now_s: float,
         *,
+        rumour: Rumour | None = None,
         is_witness: bool,
         others: int,
     ) -> bool:
@@ -104,7 +110,7 @@ class Suspicions:
         held = self._of.get(peer)
         is_new = held is None or life > held.life
         if held is None or life > held.life:
-            held = Suspicion(life, now_s, min(self._expected_max, others))
+            held = Suspicion(life, now_s, min(self._expected_max, others), rumour=rumour)
             self._of[peer] = held
         elif life < held.life or held.has_accuser(accuser):
             return False
@@ -120,6 +126,14 @@ class Suspicions:
         held = self._of[peer]
         held.is_hastened = True
         self._set_deadline(held)
+
+    def vouch(self, peer: PeerId) -> None:
+        """It was heard: it gets the longest time once more, to be told and to refute."""
+        held = self._of[peer]
+        if not held.is_vouched:
+            held.is_vouched = True
+            held.grace_s += self._timeout_s_max
+            self._set_deadline(held)
 
     def is_half_spent(self, peer: PeerId, now_s: float) -> bool:
         """Has it stood accused for half the least time?"""

@@ -111,8 +111,8 @@ def _records() -> tuple[SignedRecord, ...]:
     return made
 
 
-def _rumours() -> tuple[Rumour, ...]:
-    made: tuple[Rumour, ...] = sequence(nested(Rumour), NEWS_RUMOURS_MAX)
+def _rumours(count_max: int = NEWS_RUMOURS_MAX) -> tuple[Rumour, ...]:
+    made: tuple[Rumour, ...] = sequence(nested(Rumour), count_max)
     return made
 
 
@@ -143,6 +143,8 @@ class ProbeRequest(Message):
 
     sequence: int = uint()
     target: str = text(limits.NAME_CHARS_MAX)
+    rumours: tuple[Rumour, ...] = _rumours(1)
+    """Of what it stands accused, if the question comes from hearsay: the helper tells it."""
 
 
 @message(26)

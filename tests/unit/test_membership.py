@@ -336,18 +336,38 @@ class TestRumours:
         self.arrive(pair, rumour_by("b", "c", "dead"))
         assert self.liveness(pair) is Liveness.DEAD
 
-    def test_lone_voice_makes_us_look_and_believe_our_own_helpers(self) -> None:
-        for heard, verdict in ((True, Liveness.ALIVE), (False, Liveness.DEAD)):
-            pair = self.with_c()
-            self.arrive(pair, rumour_by("d", "c", "suspect"))
+    def look(self, pair: Pair, seconds: float, *, heard: bool) -> list[gossip.Rumour]:
+        """Let time pass; b answers what a asks about c. Returns what b was to tell it."""
+        passed: list[gossip.Rumour] = []
+        for _ in range(int(4 * seconds)):
             pair.sent.clear()
-            for _ in range(40):
-                pair.tick(0.25)
-                for _, message in list(pair.sent):
-                    if isinstance(message, gossip.ProbeRequest) and message.target == C:
-                        reply = gossip.ProbeReply(sequence=message.sequence, heard=heard)
-                        pair.do(A, fx.Arrived(B, reply))
-                pair.sent.clear()
+            pair.tick(0.25)
+            for who, message in list(pair.sent):
+                if who == A and isinstance(message, gossip.ProbeRequest) and message.target == C:
+                    passed += message.rumours
+                    reply = gossip.ProbeReply(sequence=message.sequence, heard=heard)
+                    pair.do(A, fx.Arrived(B, reply))
+        return passed
+
+    def test_lone_voice_makes_us_look_before_we_believe(self) -> None:
+        pair = self.with_c()
+        self.arrive(pair, rumour_by("d", "c", "suspect"))
+        self.look(pair, 5.0, heard=False)
+        assert self.liveness(pair) is Liveness.SUSPECT
+        self.look(pair, 4.0, heard=False)
+        assert self.liveness(pair) is Liveness.DEAD
+
+    def test_one_whom_a_helper_hears_is_told_and_gets_time_to_refute(self) -> None:
+        for refutes, verdict in ((True, Liveness.ALIVE), (False, Liveness.DEAD)):
+            pair = self.with_c()
+            accusation = rumour_by("d", "c", "suspect")
+            self.arrive(pair, accusation)
+            assert accusation in self.look(pair, 7.0, heard=True)
+            assert self.liveness(pair) is Liveness.SUSPECT
+            if refutes:
+                answer = signed(record("c", version=2, refutation=1))
+                pair.do(A, fx.Arrived(B, gossip.Gossip(records=(answer,))))
+            self.look(pair, 4.0, heard=True)
             assert self.liveness(pair) is verdict
 
     def test_stranger_that_comes_with_its_death_is_dead(self) -> None:
