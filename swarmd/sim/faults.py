@@ -148,7 +148,10 @@ class FaultPlan:
                 self._cluster.network.heal(source, target)
 
     def _strike_break_link(self, fault: Fault) -> None:
+        """Who is paused cannot take back what a broken link says of it: that excuses."""
         a, b = fault.who
+        paused = [number for number in (a, b) if self._cluster.peers[number].is_paused]
+        self._cluster.disturb(paused, self._limits.dead_after_s)
         self._cluster.network.break_link(a, b)
 
     def _strike_clog(self, fault: Fault) -> None:
