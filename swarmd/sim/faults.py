@@ -3,7 +3,7 @@
 A plan is a list of faults with their times; fault_draw.py draws one from the seed, scenarios.py has
 written ones. `Cluster.disturb` is told whom a fault excuses: a checker holds that nobody else is
 held for dead. Short pauses, broken links, slow or clogged paths excuse nobody; a swarm has to bear
-those.
+those (but who is silent while liars accuse it may be taken for dead).
 """
 
 from __future__ import annotations
@@ -119,7 +119,8 @@ class FaultPlan:
         number = fault.who[0]
         self._cluster.pause(number)
         self._cluster.world.after(fault.for_s, self._cluster.resume, number)
-        if fault.for_s > self._limits.dead_after_s / 2:
+        accusers_lie = any(other.detail == "accuse" for other in self.faults)
+        if accusers_lie or fault.for_s > self._limits.dead_after_s / 2:
             self._cluster.disturb((number,), fault.for_s + self._limits.dead_after_s)
 
     def _strike_lie(self, fault: Fault) -> None:

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
+from swarmd.errors import UserError
 from swarmd.protocols import assignment, membership_limits
 from swarmd.protocols import effects as fx
 from swarmd.sim.checkers import GOSSIP_CHECKERS, Checkers, unsettled
@@ -137,14 +138,33 @@ class Trace:
 def run(options: SimOptions, line: Line | None = None) -> SimResult:
     """One run, or with `until_failure` one seed after the other up to the first that fails.
 
-    line: takes the lines of the report; the trace too if asked for.
+    line: takes the lines of the report; the trace too if asked for. Raises UserError for options
+    that make no sense together.
     """
+    _check(options)
     say = line or (lambda text: None)
     for seed in range(options.seed, options.seed + options.seeds_max):
         result = run_once(replace(options, seed=seed), say)
         if result.exit_code != OK or not options.until_failure:
             break
     return result
+
+
+def _check(options: SimOptions) -> None:
+    if options.scenario is not None and options.scenario not in SCENARIOS:
+        raise UserError(
+            f"there is no scenario {options.scenario}",
+            code="usage",
+            exit_code=2,
+            hint=f"one of {', '.join(sorted(SCENARIOS))}",
+        )
+    if options.kill is not None and not 0 <= options.kill < options.peers:
+        raise UserError(
+            f"--kill {options.kill} of {options.peers} peers",
+            code="usage",
+            exit_code=2,
+            hint="at least one peer must live",
+        )
 
 
 def run_once(options: SimOptions, say: Line) -> SimResult:
