@@ -18,6 +18,7 @@ import re
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import MISSING, fields
+from functools import cache
 from pathlib import Path
 from typing import Any, get_args
 
@@ -171,6 +172,7 @@ def frame_kinds() -> str:
 # --------------------------------------------------------------------------------- the command line
 
 
+@cache
 def command_tree() -> dict[str, click.Command]:
     """`swarmd run create` and so on, in order, groups included; the root is `swarmd`."""
     from swarmd.cli.main import root
@@ -196,6 +198,7 @@ def own_params(command: click.Command) -> list[click.Parameter]:
     return [param for param in command.params if param not in shared]
 
 
+@cache
 def requests_answered() -> set[str]:
     """What the daemon answers: the keys in swarmd/node/handlers.py."""
     tree = ast.parse((ROOT / "swarmd" / "node" / "handlers.py").read_text(encoding="utf-8"))
@@ -209,6 +212,7 @@ def requests_answered() -> set[str]:
     }
 
 
+@cache
 def requests_made() -> dict[str, set[str]]:
     """`file.function` of each command to what it asks the daemon."""
     made: dict[str, set[str]] = {}

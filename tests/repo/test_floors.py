@@ -6,7 +6,9 @@ Read from the source with `ast`, so that a forbidden import fails even where no 
 from __future__ import annotations
 
 import ast
+import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -28,6 +30,8 @@ CLOCKS_AND_IO = {
     "secrets": "randomness comes in as random.Random",
     "socket": "floor 0 has no sockets",
     "subprocess": "floor 0 starts nothing",
+    "multiprocessing": "floor 0 starts nothing",
+    "sys": "floor 0 has no process around it",
     "threading": "a machine belongs to one caller",
     "time": "time comes in as now_s",
     "uuid": "ids come in",
@@ -89,8 +93,13 @@ def sources() -> Iterator[tuple[str, Path]]:
             yield ".".join([package, *relative.parts[:-1]]), file
 
 
+@cache
+def nodes(file: Path) -> tuple[ast.AST, ...]:
+    return tuple(ast.walk(ast.parse(file.read_text(encoding="utf-8"), str(file))))
+
+
 def imports(file: Path) -> Iterator[tuple[str, int]]:
-    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"), str(file))):
+    for node in nodes(file):
         if isinstance(node, ast.Import):
             yield from ((alias.name, node.lineno) for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
@@ -135,6 +144,26 @@ def test_imports_go_down_only() -> None:
     assert not found, "\n" + "\n".join(found)
 
 
+@pytest.mark.parametrize(
+    ("package", "line", "why"),
+    [
+        ("swarmd.protocols", "import time", "now_s"),
+        ("swarmd.protocols", "from swarmd.errors import UserError", "down only"),
+        ("swarmd.net", "import torch", "compute worker only"),
+        ("swarmd.node", "import libp2p.peer", "libp2p_host.py may"),
+    ],
+)
+def test_a_forbidden_import_is_found(
+    package: str, line: str, why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "made_up.py"
+    file.write_text(line, encoding="utf-8")
+    here = sys.modules[__name__]
+    monkeypatch.setattr(here, "sources", lambda: iter([(package, file)]))
+    monkeypatch.setattr(here, "ROOT", tmp_path)
+    assert any(why in found for found in violations())
+
+
 def test_every_banned_package_exists() -> None:
     known = {package for package, _ in sources()}
     named = set(PACKAGE_BANS) | set(FLOOR_ABOVE)
@@ -150,7 +179,7 @@ def test_floor_0_calls_nothing_global(call: str) -> None:
     for package, file in sources():
         if not is_inside(package, "swarmd.protocols"):
             continue
-        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        for node in nodes(file):
             if isinstance(node, ast.Call) and ast.unparse(node.func) == call:
                 found.append(f"{file.relative_to(ROOT)}:{node.lineno} calls {call}")
     assert not found, found
