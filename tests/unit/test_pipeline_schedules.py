@@ -1,6 +1,6 @@
 """Hundreds of random schedules of faults: whatever happens, nothing is lost, leaked or doubled.
 
-Goal: conservation (style.md 4.1, faults.md STAG-04 and DATA-01). Method: a few peers in two to four
+Goal: conservation (docs/faults.md: STAG-04, DATA-01). Method: a few peers in two to four
 stages under virtual time; kills and restarts, freezes, broken links, lost messages, full slots, a
 worker that dies or fails at jobs, all drawn from the seed. Checked: each start ends exactly once at
 its head; each index is done once in the end; no slot and no graph is left; no peer counts a
