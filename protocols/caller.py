@@ -62,7 +62,6 @@ class Caller:
 
     def _carry_on(self, passage: Passage, gradient: BufferRef | None) -> None:
         if gradient is None:
-            self._table.hop.settled(passage)
             self._table.answer(passage, None)
         else:
             passage.gradient = gradient

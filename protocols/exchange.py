@@ -71,6 +71,7 @@ class Exchange:
             plan.members,
             plan.own,
             excluded=plan.excluded,
+            tardy=plan.tardy,
             weight_caps=plan.weight_caps,
             patience_s=times.patience_s,
             now_s=times.start_s,
@@ -163,10 +164,16 @@ class Exchange:
         self._parts.abort()
         self.is_closed = True
 
+    def included(self) -> tuple[PeerId, ...]:
+        """Members whose values are in every part that has a mean."""
+        bits = self.record.included(self.group.own)
+        return tuple(peer for number, peer in enumerate(self.plan.members) if bits >> number & 1)
+
     def missing(self) -> dict[PeerId, str]:
-        """Members who are not in all of our parts, and why."""
-        included = self.record.included(self.plan.members)
-        codes = {number: code for (number, code) in sorted(self.record.rejected) if code != CLIPPED}
+        """Members who should be in and are not, and why."""
+        known = [*sorted(self.record.told), *sorted(self.record.rejected)]
+        codes = {number: code for number, code in known if code != CLIPPED}
+        included = self.included()
         return {
             member.peer: codes.get(member.number) or member.out or LATE
             for member in self.group.members
@@ -220,19 +227,24 @@ class Exchange:
         return ""
 
     def _offered(self, member: Member, offer: wire.Offer, now_s: float) -> str:
-        code = self.plan.why_not_offer(offer)
+        code = member.out or self.plan.why_not_offer(offer)
         if self.is_closed and not member.is_there:
             code = code or LATE
         if code:
+            is_known = bool(member.out)
             self._put_out(member, code)
             self.send(member, wire.NotTaken(ref=self.plan.ref, code=code))
-            return code
+            return LATE if is_known and code == LATE else "" if is_known else code
         self.group.offered(member, offer, now_s)
         if offer.wants_reply:
             self.send(member, self.plan.offer(wants_reply=False))
         return ""
 
     def _part(self, member: Member, part: int, event: fx.Arrived, now_s: float) -> str:
+        if member.out:
+            self._release(event.payload)
+            self.send(member, wire.NotTaken(ref=self.plan.ref, code=member.out, part=part))
+            return LATE if member.out == LATE else ""
         if event.payload_refused or not member.is_there:  # its offer may be behind it
             self._release(event.payload)
             self.send(member, wire.NoRoom(ref=self.plan.ref, part=part))
@@ -368,7 +380,7 @@ class Exchange:
         """Until when anybody is waited for: longer, if one that lives has not come yet, or has come
         so late that its parts are still under way."""
         times = self.times
-        if any(not m.is_there and not m.out for m in self.group.others()):
+        if any(self.group.is_coming(member) for member in self.group.others()):
             return times.grace_until_s
         parts_s = LATECOMER_SHARE * (times.wait_until_s - times.start_s)
         return max(times.wait_until_s, self.group.last_came_s + parts_s)

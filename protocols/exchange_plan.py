@@ -35,8 +35,10 @@ class ExchangePlan:
     """Mix2: how long outer gradients usually are."""
     resets: bool = False
     """Mix2: we were too far off, and start again from the group's mean."""
-    excluded: frozenset[PeerId] = frozenset()
-    """Silent the last time; not waited for until they speak."""
+    excluded: Mapping[PeerId, str] = field(default_factory=dict)
+    """Not waited for, and why: silent the last time (until they speak), out of reach, or caught."""
+    tardy: frozenset[PeerId] = frozenset()
+    """Too late the last time: taken if they come, not waited for."""
     weight_caps: Mapping[PeerId, int] = field(default_factory=dict)
     """What neighbours saw of each: no claim beyond it counts."""
 
@@ -103,16 +105,25 @@ class ExchangeRecord:
     kept: list[int] = field(default_factory=list)
     """Parts for which we keep our own values."""
     rejected: Counter[tuple[int, str]] = field(default_factory=Counter)
-    """(member, code) to how many parts it was left out of, or clipped in."""
+    """(member, code) to how many parts we ourselves left it out of, or clipped it in."""
+    told: Counter[tuple[int, str]] = field(default_factory=Counter)
+    """The same by other reducers' word: shown, and held against nobody."""
     bytes: ExchangeBytes = field(default_factory=ExchangeBytes)
     was_late: bool = False
     """A member told us that it had gone on without us."""
     decided_s: float | None = None
     """When the last of our parts was decided."""
 
-    def included(self, members: tuple[PeerId, ...]) -> tuple[PeerId, ...]:
-        """Those who are in every one of our parts."""
-        everywhere = (1 << len(members)) - 1
-        for bits in self.parts_of:
-            everywhere &= bits
-        return tuple(peer for number, peer in enumerate(members) if everywhere >> number & 1)
+    @property
+    def mixed_parts(self) -> int:
+        return sum(self.parts_of.values()) - len(self.kept)
+
+    def included(self, own: int) -> int:
+        """Those who are in every part that has a mean (a bit each); we alone, if none has."""
+        mixed = self.parts_of.copy()
+        mixed[1 << own] -= len(self.kept)
+        everywhere = -1
+        for bits, parts in mixed.items():
+            if parts > 0:
+                everywhere &= bits
+        return 1 << own if everywhere < 0 else everywhere

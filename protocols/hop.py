@@ -17,7 +17,7 @@ from collections.abc import Iterable
 
 from swarmd.protocols import limits
 from swarmd.protocols.deadlines import AdaptiveDeadline
-from swarmd.protocols.effects import Effect, Emit, Priority, Release, Send
+from swarmd.protocols.effects import Effect, Emit, Priority, Send
 from swarmd.protocols.ids import PeerId
 from swarmd.protocols.messages.pipeline import (
     Busy,
@@ -218,7 +218,7 @@ class Hop:
         return passage, attempt
 
     def won(self, passage: Passage, attempt: Attempt, answer: Gradient, now_s: float) -> None:
-        """A good gradient: nobody else needs to answer. The payload stays until `settled`."""
+        """A good gradient: nobody else needs to answer. The payload stays with the passage."""
         outbound = passage.outbound
         assert outbound is not None
         self._close(outbound, attempt)
@@ -297,12 +297,6 @@ class Hop:
         ref = micro_batch_ref(passage.micro_batch, attempt.number)
         busy = Busy(ref=ref, retry_in_s=self._bounds.retry_s_max)
         self.busy(passage, attempt, busy, now_s)
-
-    def settled(self, passage: Passage) -> None:
-        """Its gradient was used: what was sent is needed no more."""
-        outbound, passage.outbound = passage.outbound, None
-        if outbound is not None:
-            self._effects.append(Release(outbound.payload))
 
     def abandon(self, passage: Passage, code: str) -> None:
         """Nobody needs to answer. The owner releases the slots."""

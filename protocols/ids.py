@@ -1,6 +1,6 @@
 """The names of things: peers, runs, stages, rounds, micro-batches. All have a total order.
 
-Sorting before choosing is what makes a machine replay the same way everywhere, so every id compares.
+Sorting before choosing is what makes a machine replay the same way everywhere, so ids compare.
 """
 
 from __future__ import annotations

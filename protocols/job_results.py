@@ -94,7 +94,6 @@ class JobResults:
         table = self._table
         passage.busy_s += result.busy_s
         passage.has_graph = False
-        table.hop.settled(passage)
         self._worked(passage.busy_s)
         if passage.caller is None:
             table.release(result.output)

@@ -24,6 +24,7 @@ class MixConduct:
         self.rejected_total = 0
         self.late_in_round = 0
         self.rejected_in_round = 0
+        self.offences: Counter[PeerId] = Counter()
         self.counts: Counter[tuple[PeerId, str]] = Counter()
         """Peer and code to in how many rounds."""
 
@@ -37,14 +38,18 @@ class MixConduct:
             self.late_in_round += 1
             self._tell("update_late", peer, round_number, LATE)
 
-    def refused(self, peer: PeerId, round_number: int, code: str) -> None:
-        """What `peer` brought to a mix was left out, or clipped: used as far as it cannot steer."""
+    def refused(self, peer: PeerId, round_number: int, code: str) -> int:
+        """What `peer` brought to a mix was left out, or clipped: used as far as it cannot steer.
+        Returns its offences so far if this is one more, else 0."""
         if peer == self._own or not self._is_new(round_number, peer, code):
-            return
-        if code != CLIPPED:
-            self.rejected_total += 1
-            self.rejected_in_round += 1
+            return 0
         self._tell("update_rejected", peer, round_number, code)
+        if code == CLIPPED:
+            return 0
+        self.rejected_total += 1
+        self.rejected_in_round += 1
+        self.offences[peer] += 1
+        return self.offences[peer]
 
     def _is_new(self, round_number: int, peer: PeerId, code: str) -> bool:
         key = (round_number, peer, code)

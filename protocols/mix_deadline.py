@@ -2,8 +2,9 @@
 
     deadline = clamp(median + 6 MAD of the last 32, 2 s, 3 median + 2 s)      (round_deadline_s)
 
-Before the first has ended it is `first_s`. An exchange that was cut off says nothing of how long it
-would have taken, unless parts were still flowing: then it teaches what it would have needed.
+Until five have ended it is at most `first_s`. An exchange that was cut off says nothing of how long
+it would have taken, unless parts were still flowing: then it teaches what it would have needed, and
+the next one gets twice the time.
 
 A deadline is spent in this order: who gives no sign of life for `patience_s` is not waited for any
 longer; nobody is waited for after `wait_until_s`, or `grace_until_s` if it lives and says that it
@@ -23,8 +24,8 @@ DEVIATIONS = 6.0
 OBSERVATIONS_MIN = 5
 FLOOR_S = 2.0
 CEILING_MEDIANS, CEILING_S = 3.0, 2.0
-WAIT_SHARE = 0.8
-"""Of a deadline; the rest is for the last means to arrive."""
+LAST_WORDS_SHARE, LAST_WORDS_S_MIN = 0.25, 0.5
+"""After a deadline, for what was gathered to be reduced and its means to arrive."""
 GRACE_S_MIN, GRACE_S_MAX = 1.0, 5.0
 GRACE_SHARE = 0.1
 """Of the median round."""
@@ -39,13 +40,8 @@ class ExchangeTimes:
     patience_s: float
     wait_until_s: float
     grace_until_s: float
-    end_s: float
-    """Unless there is grace: then as much later as that is."""
-
-    @property
-    def last_words_s(self) -> float:
-        """From the end of waiting to the end."""
-        return self.end_s - self.wait_until_s
+    last_words_s: float
+    """From the end of waiting to the end."""
 
 
 class MixDeadline:
@@ -61,10 +57,9 @@ class MixDeadline:
         self._durations_s.append(elapsed_s)
         self._patience = 1.0
 
-    def missed(self, needed_s: float | None = None) -> None:
-        """It was cut off. needed_s: what it would have taken at the pace it had."""
-        if needed_s is not None:
-            self._durations_s.append(needed_s)
+    def missed(self, needed_s: float) -> None:
+        """It was cut off while parts were flowing: at that pace it would have taken so long."""
+        self._durations_s.append(needed_s)
         self._patience *= 2.0
 
     @property
@@ -78,7 +73,7 @@ class MixDeadline:
             return self._first_s
         ceiling_s = CEILING_MEDIANS * middle_s + CEILING_S
         if len(self._durations_s) < OBSERVATIONS_MIN:
-            return max(FLOOR_S, ceiling_s)
+            return min(max(FLOOR_S, self._first_s), ceiling_s)
         spread_s = median(abs(value - middle_s) for value in self._durations_s)
         plain_s = max(FLOOR_S, middle_s + DEVIATIONS * spread_s)
         return min(ceiling_s, self._patience * plain_s)
@@ -86,11 +81,14 @@ class MixDeadline:
     def times(self, now_s: float, grace_s: float) -> ExchangeTimes:
         """For an exchange that begins now."""
         whole_s = self.seconds
-        spare_s = whole_s if self.typical_s is None else whole_s - 1.5 * self.typical_s
+        spare_s = whole_s if self.typical_s is None else whole_s - self.typical_s
         patience_s = min(PATIENCE_SHARE_MAX * whole_s, max(PATIENCE_SHARE_MIN * whole_s, spare_s))
-        wait_until_s = now_s + WAIT_SHARE * whole_s
         return ExchangeTimes(
-            now_s, patience_s, wait_until_s, wait_until_s + grace_s, now_s + whole_s
+            start_s=now_s,
+            patience_s=patience_s,
+            wait_until_s=now_s + whole_s,
+            grace_until_s=now_s + whole_s + grace_s,
+            last_words_s=max(LAST_WORDS_S_MIN, LAST_WORDS_SHARE * whole_s),
         )
 
 

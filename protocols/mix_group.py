@@ -35,14 +35,16 @@ class Member:
 
 
 class MixGroup:
-    """`excluded`: members that were silent the last time. They are waited for once they speak."""
+    """excluded: members that are out from the beginning, and why. tardy: those that nothing waits
+    for before they come."""
 
     def __init__(
         self,
         members: tuple[PeerId, ...],
         own: PeerId,
         *,
-        excluded: frozenset[PeerId],
+        excluded: Mapping[PeerId, str],
+        tardy: frozenset[PeerId],
         weight_caps: Mapping[PeerId, int],
         patience_s: float,
         now_s: float,
@@ -52,14 +54,14 @@ class MixGroup:
         self.members = [Member(peer, number, now_s) for number, peer in enumerate(members)]
         self._place = {peer: number for number, peer in enumerate(members)}
         self._weight_caps = weight_caps
+        self._tardy = tardy
         self.patience_s = patience_s
         self.last_came_s = now_s
         """When the last of those who are there has come."""
         self.waits_no_more = False
         """The deadline has passed: what is not here is not awaited."""
         for member in self.others():
-            if member.peer in excluded:
-                member.out = SILENT
+            member.out = excluded.get(member.peer, "")
 
     def __len__(self) -> int:
         return len(self.members)
@@ -98,12 +100,16 @@ class MixGroup:
         """It is not out, and was heard not long ago."""
         return not member.out and now_s - member.heard_s <= self.patience_s
 
+    def is_coming(self, member: Member) -> bool:
+        """It lives and has not come, and is worth waiting for."""
+        return not member.is_there and not member.out and member.peer not in self._tardy
+
     def is_part_awaited(self, member: Member, since_s: float, now_s: float) -> bool:
         """Whether a part that was opened at `since_s` waits for this member's values."""
         if self.waits_no_more or not self.is_alive(member, now_s):
             return False
         if not member.is_there:
-            return True
+            return member.peer not in self._tardy
         if not member.weight:
             return False
         return now_s - max(since_s, member.last_part_s) <= self.patience_s

@@ -237,7 +237,8 @@ class OuterRound:
             own=around.own,
             rules=around.rules,
             layout=PartLayout(elements, around.rules.wire_of(mix), len(members)),
-            excluded=frozenset(around.silent),
+            excluded=around.excluded(self.number),
+            tardy=frozenset(around.tardy),
             **brought,
         )
         times = around.deadline(mix).times(now_s, around.grace_s)

@@ -187,17 +187,16 @@ class OwnParts:
         if isinstance(outcome, JobFailure):  # ours, whoever sent the mean
             self.keep(part)
             return
+        reducer = self._reducer_of[part]
         if outcome.data["code"]:
-            self.blame(self._reducer_of[part], outcome.data["code"])
+            self.record.rejected[reducer, outcome.data["code"]] += 1
             self.keep(part)
             return
+        book = self.record.rejected if reducer == self._group.own else self.record.told
         for rejection in message.rejected:
-            self.blame(rejection.member, rejection.code)
+            if rejection.member < len(self._group):
+                book[rejection.member, rejection.code] += 1
         self._decide(part, message.included)
-
-    def blame(self, number: int, code: str) -> None:
-        if number < len(self._group):
-            self.record.rejected[number, code] += 1
 
     # ---------------------------------------------------------------------------------------- keep
 

@@ -9,7 +9,7 @@ For the composite
   start(micro_batch, now_s)          at a head, at most `capacity(now_s)` at a time
   set_next_stage(candidates, now_s)  the replicas of the next stage; set_link: what links measure
   set_round_gate(round)              later rounds are answered BUSY
-  finish_round(round, now_s), hold(on, now_s), drain(on, now_s)
+  finish_round(round, now_s), hold(on, now_s), drain(on, now_s), abandon(reason, now_s)
   statistics(now_s), waiting(now_s), is_empty, round
 
 Emitted

@@ -23,13 +23,16 @@ class MixReport:
     mix: int
     members: tuple[PeerId, ...]
     included: tuple[PeerId, ...]
-    """Those whose values are in every part."""
+    """Those whose values are in every part that has a mean."""
     missing: tuple[tuple[PeerId, str], ...]
-    """Those whose values should be and are not in every part, and why."""
+    """Those whose values should be in and are not, and why."""
     parts: tuple[tuple[tuple[PeerId, ...], int], ...]
     """Who is in, to how many parts have just them: more than one entry if the parts differ."""
     rejected: tuple[tuple[PeerId, str, int], ...]
-    """Who was refused or clipped, why, and in how many parts."""
+    """Whom we refused or clipped, why, and in how many parts."""
+    mixed_parts: int
+    kept_parts: int
+    """Parts without a mean: our own values stay."""
     mixed: bool
     """Whether anything of another member is in the result."""
     was_late: bool
@@ -103,13 +106,15 @@ def mix_report(exchange: Exchange, now_s: float) -> MixReport:
     return MixReport(
         mix=plan.mix,
         members=plan.members,
-        included=record.included(plan.members),
+        included=exchange.included(),
         missing=tuple(sorted(exchange.missing().items())),
         parts=tuple((peers_of(bits), count) for bits, count in sorted(record.parts_of.items())),
         rejected=tuple(
             (plan.members[number], code, count)
             for (number, code), count in sorted(record.rejected.items())
         ),
+        mixed_parts=record.mixed_parts,
+        kept_parts=len(record.kept),
         mixed=exchange.has_mixed,
         was_late=record.was_late,
         elapsed_s=ended_s - exchange.times.start_s,
@@ -121,7 +126,8 @@ def outcome_of(
 ) -> tuple[str, tuple[PeerId, ...], tuple[PeerId, ...], tuple[tuple[PeerId, str], ...]]:
     """(outcome, planned, included, missing) over a round's mixes.
 
-    Planned is who should be in; included, who is in all of every mix that it should be in.
+    Planned is who should be in; included, who is in every mix that it should be in. A round in
+    which parts have no mean is partial even if nobody is missing.
     """
     missing: dict[PeerId, str] = {}
     planned: set[PeerId] = {own}
@@ -130,7 +136,7 @@ def outcome_of(
         planned |= set(mix.included) | {peer for peer, _ in mix.missing}
     included = tuple(sorted(planned - missing.keys()))
     outcome = "committed"
-    if missing:
+    if missing or any(mix.kept_parts and len(mix.members) > 1 for mix in mixes):
         outcome = "partial" if any(mix.mixed for mix in mixes) else "skipped"
     return outcome, tuple(sorted(planned)), included, tuple(sorted(missing.items()))
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from swarmd.protocols.ids import PeerId, RunId
 from swarmd.protocols.mix_deadline import MixDeadline
-from swarmd.protocols.mix_group import LATE
+from swarmd.protocols.mix_group import SILENT, UNREACHABLE
 from swarmd.protocols.mixing import MIX1, Draw, group_of, mix1_group_size
 from swarmd.protocols.outer_rules import OuterRules
 from swarmd.protocols.round_report import MixReport
@@ -17,6 +17,8 @@ DISTANCE_GRADIENTS = 4.0
 Theory and the runs seen say less than 2 (algorithms.md 2.7, 2.8)."""
 DISTANCE_SHARE = 0.5
 """... and where no outer gradient is known yet, within this share of its own length."""
+CAUGHT_ROUNDS, CAUGHT_ROUNDS_MAX = 2, 64
+"""How long a peer that broke a rule of mixing is left out: doubling with each time."""
 GRADIENT_SHARE = 0.05
 """How long an outer gradient is taken to be, in lengths of x, before one was seen. Guess."""
 RESET_GRADIENTS, RESET_MEDIANS = 3.0, 8.0
@@ -37,6 +39,12 @@ class Surroundings:
     """Who takes part in a round, as seen now."""
     silent: set[PeerId] = field(default_factory=set)
     """Those who gave no sign of life in their last exchange, nor since."""
+    tardy: set[PeerId] = field(default_factory=set)
+    """Those who lived and had not come when their last exchange stopped waiting."""
+    unreachable: set[PeerId] = field(default_factory=set)
+    """Those to whom we had a link, and have none."""
+    caught: dict[PeerId, tuple[int, str]] = field(default_factory=dict)
+    """Those who broke a rule of mixing: until which round they are left out, and for what."""
     grace_s: float = 1.0
     gradient_norm: float | None = None
     """How long outer gradients are, as of late; None before the first."""
@@ -49,6 +57,20 @@ class Surroundings:
         if mix == MIX1:
             size = mix1_group_size(self.rules.mix1_group, len(replicas))
         return group_of(self.own, replicas, size, Draw(self.run_id, self.stage, round_number, mix))
+
+    def excluded(self, round_number: int) -> dict[PeerId, str]:
+        """Whom nobody needs to wait for, and why."""
+        codes = dict.fromkeys(self.silent, SILENT) | dict.fromkeys(self.unreachable, UNREACHABLE)
+        for peer, (until, code) in self.caught.items():
+            if round_number < until:
+                codes[peer] = code
+        return codes
+
+    def catch(self, peer: PeerId, round_number: int, code: str, offences: int) -> None:
+        """A peer broke a rule, seen by ourselves. Longer each time: it stays a member, and may be
+        right again, but it does not reduce for others meanwhile."""
+        rounds = min(CAUGHT_ROUNDS_MAX, CAUGHT_ROUNDS << min(offences - 1, 8))
+        self.caught[peer] = (round_number + 1 + rounds, code)
 
     def deadline(self, mix: int) -> MixDeadline:
         return self.mix1_deadline if mix == MIX1 else self.mix2_deadline
@@ -77,11 +99,11 @@ class Surroundings:
         if norm is not None:
             self.gradient_norm = max(norm, (self.gradient_norm or 0.0) / 2) or None
 
-    def saw_exchange(self, mix: MixReport, parts: int) -> None:
+    def saw_exchange(self, mix: MixReport) -> None:
         """What an exchange that has ended teaches about how long the next may take."""
         deadline = self.deadline(mix.mix)
-        if not mix.missing:
+        if not mix.missing and not mix.kept_parts:
             deadline.observe(mix.elapsed_s)
-        elif not mix.was_late and any(code == LATE for _, code in mix.missing):
-            through = sum(count for peers, count in mix.parts if len(peers) > 1)
-            deadline.missed(mix.elapsed_s * parts / through if 0 < through < parts else None)
+        elif 0 < mix.mixed_parts < mix.mixed_parts + mix.kept_parts and not mix.missing:
+            whole = mix.mixed_parts + mix.kept_parts
+            deadline.missed(mix.elapsed_s * whole / mix.mixed_parts)

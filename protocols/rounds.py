@@ -17,9 +17,10 @@ Emitted
 Each round begins by itself when the one before has ended. Whoever waits here waits for a deadline,
 never for a peer: a peer that dies or freezes costs the others at most one, once.
 
-Silent members are not waited for in the next exchanges until they give a sign of life. A newcomer
-has weight 0 until it has been in a mix: it takes the group's mean and brings nothing; so does one
-that has fallen more than a round behind.
+Silent members are not waited for in the next exchanges until they give a sign of life, late ones
+until they have come in time, and one that broke a rule is left out for some rounds, by those who
+saw it themselves. A newcomer has weight 0 until it has been in a mix: it takes the group's mean and
+brings nothing; so does one that has fallen more than a round behind.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ from swarmd.protocols.messages import Message
 from swarmd.protocols.messages import mixing as wire
 from swarmd.protocols.mix_conduct import MixConduct
 from swarmd.protocols.mix_deadline import MixDeadline, grace_s
-from swarmd.protocols.mix_group import LATE, SILENT, WITHDRAWN
+from swarmd.protocols.mix_group import LATE, SILENT, WITHDRAWN, Member
 from swarmd.protocols.mix_jobs import JobDesk
 from swarmd.protocols.mixing import MIX2, group_digest, taking_part
 from swarmd.protocols.outer_round import OuterRound, Phase
@@ -61,10 +62,10 @@ WITNESSED_ROUNDS = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoundLimits:
-    """Times until the first exchange has ended; from then on they adapt."""
+    """The longest exchanges until five are known; from then on deadlines adapt."""
 
-    mix1_s_first: float = 20.0
-    mix2_s_first: float = 10.0
+    mix1_s_first: float = 60.0
+    mix2_s_first: float = 30.0
 
 
 class RoundKeeper:
@@ -136,7 +137,11 @@ class RoundKeeper:
         """Active replicas of our stage, ourselves included, each with the first round that it takes
         part in by its own record (0: from the beginning)."""
         self._present = dict(present)
-        self._around.silent &= self._present.keys()
+        around = self._around
+        for known in (around.silent, around.tardy, around.unreachable):
+            known &= self._present.keys()
+        for peer in [peer for peer in self._around.caught if peer not in self._present]:
+            del self._around.caught[peer]
         return self._settle(now_s)
 
     def set_witnessed(self, round_number: int, samples: Mapping[PeerId, int]) -> None:
@@ -207,9 +212,11 @@ class RoundKeeper:
                 self._withdraw(now_s)
                 self._is_held = False
             case fx.LinkUp(peer):
+                self._around.unreachable.discard(peer)
                 for exchange in self._exchanges:
                     exchange.link_up(peer, now_s)
             case fx.LinkDown(peer):
+                self._around.unreachable.add(peer)
                 for exchange in self._exchanges:
                     exchange.link_down(peer, now_s)
             case fx.TimerFired(name) if name == TICK:
@@ -300,7 +307,14 @@ class RoundKeeper:
             self.conduct.late(peer, round_number)
         elif code:
             self._effects.append(fx.Emit("mixing/rejected", {"peer": peer, "code": code}))
-            self.conduct.refused(peer, round_number, code)
+            self._refuse(peer, code)
+
+    def _refuse(self, peer: PeerId, code: str) -> None:
+        """It broke a rule, in a message or with what it brought; we saw it ourselves."""
+        number = self._ended_round if self._current is None else self._current.number
+        offences = self.conduct.refused(peer, number, code)
+        if offences:
+            self._around.catch(peer, number, code, offences)
 
     # ------------------------------------------------------------------------------------- rounds
 
@@ -365,18 +379,25 @@ class RoundKeeper:
     def _learn_from(self, current: OuterRound, mixes: tuple[MixReport, ...]) -> None:
         """Who was silent, who was late, who was refused; and how long all of it took."""
         for exchange, mix in zip(current.exchanges, mixes, strict=True):
-            self._around.saw_exchange(mix, exchange.plan.layout.count)
+            self._around.saw_exchange(mix)
             for member in exchange.group.others():
-                if member.out == SILENT:
-                    self._around.silent.add(member.peer)
+                self._learn_of(member)
             for peer, code, _ in mix.rejected:
-                self.conduct.refused(peer, current.number, code)
+                self._refuse(peer, code)
             if mix.was_late:
                 self.conduct.late(self._own, current.number)
         self._around.saw_gradient(current.gradient_norm)
         if self._weightless_rounds:
             has_mixed = any(mix.mixed for mix in mixes)
             self._weightless_rounds = 0 if has_mixed else self._weightless_rounds - 1
+
+    def _learn_of(self, member: Member) -> None:
+        if member.out == SILENT:
+            self._around.silent.add(member.peer)
+        if member.is_there:
+            self._around.tardy.discard(member.peer)
+        elif member.out == LATE:
+            self._around.tardy.add(member.peer)
 
     @property
     def round_median_s(self) -> float | None:

@@ -9,7 +9,7 @@ latest clock of all, and is given one at a time until its first answer.
 Where we differ, and why:
   * the clocks are compared to each other, not to the time of day: they count work received, so that
     replicas share in proportion to their speed also when there is little to do, and all of them
-    learn; what lies above the common base fades, so that old charges pin nobody;
+    learn; the distances between them fade, so that old charges pin nobody;
   * the round trip is a delay and not an occupation: it counts when comparing and is not charged.
     The time that the bytes take on the link is charged;
   * no replica holds more of what is in flight than its fair share and one: if the estimates are
@@ -35,7 +35,7 @@ EMA_WEIGHT = 0.2
 CREDIT_CHARGES = 5
 """How far a clock may lag, in charges: who was passed over does not get all of it back at once."""
 DEBT_HALF_S = 60.0
-"""In which half of what a clock is ahead of the base fades."""
+"""In which the clocks come half way together."""
 WINDOW_GAIN = 0.1
 """After BUSY, how much more is tried with each answer: a payload in vain once in ten."""
 CLAIM_FACTOR_MAX = 4.0
@@ -127,7 +127,6 @@ class Router:
         self._linked: set[PeerId] = set()
         self._links: dict[PeerId, tuple[float, float]] = {}
         """(rtt_s, bytes_per_s); 0: not known."""
-        self._base_s = 0.0
         self._faded_at_s = 0.0
         self._chosen: deque[PeerId] = deque(maxlen=SHARE_WINDOW)
 
@@ -137,7 +136,7 @@ class Router:
         """Replace them. Returns those that restarted: what their former self held is lost."""
         fresh: dict[PeerId, _Member] = {}
         restarted = []
-        latest_s = max((m.clock_s for m in self._members.values()), default=self._base_s)
+        latest_s = max((m.clock_s for m in self._members.values()), default=0.0)
         for candidate in sorted(candidates, key=lambda item: item.peer):
             known = self._members.get(candidate.peer)
             if known is not None and known.candidate.incarnation == candidate.incarnation:
@@ -185,10 +184,8 @@ class Router:
         bids = [self._bid(member, tokens, size_bytes, now_s) for member in members]
         pool = self._with_room(self._without_novices(bids))
         latest_s = max(bid.member.clock_s for bid in pool)
-        self._base_s = max(self._base_s, min(bid.member.clock_s for bid in pool))
         for bid in pool:
-            credit_s = latest_s - CREDIT_CHARGES * bid.amount_s
-            bid.start_s = max(bid.member.clock_s, self._base_s, credit_s)
+            bid.start_s = max(bid.member.clock_s, latest_s - CREDIT_CHARGES * bid.amount_s)
         first_s = min(bid.finish_s for bid in pool)
         chosen = self._rng.choice([bid for bid in pool if bid.finish_s == first_s])
         member = chosen.member
@@ -261,9 +258,9 @@ class Router:
     def _fade(self, now_s: float) -> None:
         keep = 0.5 ** (max(0.0, now_s - self._faded_at_s) / DEBT_HALF_S)
         self._faded_at_s = now_s
+        base_s = min(member.clock_s for member in self._members.values())
         for member in self._members.values():
-            ahead_s = max(0.0, member.clock_s - self._base_s)
-            member.clock_s = self._base_s + ahead_s * keep
+            member.clock_s = base_s + (member.clock_s - base_s) * keep
 
     # ----------------------------------------------------------------------------------- outcomes
 

@@ -6,7 +6,7 @@ A message is a frozen dataclass whose fields say what may stand in them:
     class Busy:
         retry_in_s: float = seconds()
 
-Bounds are checked on both ways: on decode a violation is the peer's fault (RemoteProtocolError), on
+Bounds are checked both ways: on decode a violation is the peer's fault (RemoteProtocolError), on
 encode it is ours (LocalProtocolError). On the wire a message is `[number, {field: value}]` in
 msgpack. Unknown fields are ignored, unknown numbers refused, a missing field takes its default or is
 refused if it has none. Numbers are append-only.
@@ -62,7 +62,7 @@ def message(number: int) -> Callable[[type[_T]], type[_T]]:
     return wrap
 
 
-# ------------------------------------------------------------------------------------- single values
+# ------------------------------------------------------------------------------ single values
 
 
 def _integer(low: int, high: int) -> Check:

@@ -194,7 +194,7 @@ class InProcessSwarm:
 async def in_process_swarm(
     run: RunConfig, folder: Path, **settings: Any
 ) -> AsyncIterator[InProcessSwarm]:
-    """Everything is cancelled at the end; a test that hangs fails after two minutes of its clock."""
+    """Everything is cancelled at the end; a test that hangs fails after two minutes."""
     with trio.fail_after(120):
         async with trio.open_nursery() as nursery:
             yield InProcessSwarm(run, folder, nursery, **settings)

@@ -37,6 +37,8 @@ SHAPE = RunShape(
     held_out_micro_batches=0,
     width=8,
 )
+INNER_S_MIN = 0.05
+"""A replica that begins a round when its data are used up still has something to finish."""
 SAMPLES = SHAPE.micro_batches_of_round(0) * SHAPE.micro_batch_samples
 
 
@@ -88,7 +90,8 @@ class Replica:
             limits=world.limits,
         )
         self.rng = random.Random(f"{world.seed} {self.id}")
-        self.inner_s = world.inner_s
+        self.backlog_s: Callable[[int], float] = lambda round_number: 0.0
+        """How much later than the others its inner phase of a round ends."""
         self.job_s = 0.001
         self.samples = SAMPLES
         self.inner: Callable[[Replica], None] = drift
@@ -99,7 +102,7 @@ class Replica:
         self.is_alive = True
         self.is_frozen = False
         self.round = 0
-        self.mixing_s = 0.0
+        self.refused_payloads = 0
         self._ended_inner_s: float | None = None
         self.rounds: list[dict[str, Any]] = []
         """The fields of every round_* event."""
@@ -126,7 +129,9 @@ class Replica:
         self.when_awake(lambda: self.carry_out(self.keeper.set_replicas(roster, self.world.now_s)))
 
     def _begin_inner(self) -> None:
-        self.world.after(self.inner_s, lambda: self.when_awake(self._end_inner))
+        end_s = self.world.inner_end_s(self.round) + self.backlog_s(self.round)
+        rest_s = max(INNER_S_MIN, end_s - self.world.now_s)
+        self.world.after(rest_s, lambda: self.when_awake(self._end_inner))
 
     def _end_inner(self) -> None:
         start = list(self.weights)
@@ -235,6 +240,7 @@ class Replica:
         elif self.slots.has_room():
             event = fx.Arrived(sender, message, self.slots.acquire(content, size))
         else:
+            self.refused_payloads += 1
             event = fx.Arrived(sender, message, payload_refused=True)
         self.carry_out(self.keeper.handle(event, self.world.now_s))
 
@@ -255,7 +261,8 @@ def drift(replica: Replica) -> None:
 
 
 def optimum(number: int) -> float:
-    return 8.0 + number
+    """No two groups of replicas have the same mean."""
+    return 8.0 + number + 0.1234 * number**2 + 0.0171 * number**3
 
 
 def noise(replica: Replica) -> None:
@@ -294,6 +301,7 @@ class World:
         self._heap: list[tuple[float, int, Callable[[], None]]] = []
         self._sequence = itertools.count()
         self._timers: dict[tuple[PeerId, str], int] = {}
+        self._ends_s: dict[int, float] = {}
         self._links_down: set[frozenset[PeerId]] = set()
         self._arrives_s: dict[tuple[PeerId, PeerId, bool], float] = {}
         self.replicas = [Replica(self, number, [0.0] * elements) for number in range(replicas)]
@@ -322,6 +330,10 @@ class World:
             action()
             steps += 1
             assert steps < 2_000_000, "it does not come to an end"
+
+    def inner_end_s(self, round_number: int) -> float:
+        """When the data of a round are used up: the same moment for everybody."""
+        return self._ends_s.setdefault(round_number, self.now_s + self.inner_s)
 
     def start(self) -> None:
         for replica in self.replicas:

@@ -56,6 +56,7 @@ log = logging.getLogger("swarmd.net")
 CONTROL = TProtocol("/swarmd/control/1")
 BULK = TProtocol("/swarmd/bulk/1")
 
+READ_BYTES = 64 << 10
 STREAM_S = 5.0
 UPGRADE_S = 5.0
 CLAIM_S = 10.0
@@ -88,6 +89,7 @@ class _TcpStream(ReadWriteCloser):
     def __init__(self, raw: RawStream) -> None:
         self.raw = raw
         self._remote = raw.remote
+        self._held = b""
         self._write_lock = trio.Lock()
         self._read_lock = trio.Lock()
 
@@ -103,7 +105,12 @@ class _TcpStream(ReadWriteCloser):
             return b""
         async with self._read_lock:
             try:
-                return bytes(await self.raw.receive_some(n or 65536))
+                if not self._held:
+                    # It asks for two bytes, then for the rest: fewer and larger reads below.
+                    self._held = bytes(await self.raw.receive_some(READ_BYTES))
+                n = n or len(self._held)
+                data, self._held = self._held[:n], self._held[n:]
+                return data
             except CarrierEnded as ended:
                 if self.raw.closed or ended.text == "end of stream":
                     return b""

@@ -71,8 +71,10 @@ EXIT_CODES = {
 """Of the reasons with which a peer ends by itself; any other is a failure (1)."""
 BYTES_PER_PARAMETER = 20
 """Weight, gradient, two moments, and the copy that graphs in flight keep; float32 each."""
-IN_FLIGHT_PER_STAGE = 2
-"""Micro-batches a peer holds at once, for each stage: one travels while one is computed."""
+IN_FLIGHT_SPARE = 1
+"""Micro-batches a peer holds beyond one for each stage. Each further one keeps workers busier and
+makes gradients older: with twice the stages in flight, 60 steps of `tiny` on four stages ended 7 %
+above the plain loop."""
 
 
 class PeerNode:
@@ -428,5 +430,5 @@ def _stage_needs(run: RunConfig) -> assignment.StageNeeds:
 
 def _pipeline_limits(run: RunConfig) -> PipelineLimits:
     """Enough in flight to keep every stage busy, few enough that steps do not mix."""
-    in_flight = max(2, IN_FLIGHT_PER_STAGE * run.stages)
+    in_flight = run.stages + IN_FLIGHT_SPARE
     return PipelineLimits(in_flight_max=in_flight, forward_queue_max=max(2, in_flight // 2))

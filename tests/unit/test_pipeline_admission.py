@@ -207,6 +207,16 @@ def test_queue_is_bounded_and_says_busy_with_patience() -> None:
     assert bench.statistics.counters.busy_sent == 3
 
 
+def test_what_is_away_counts_as_in_flight_too() -> None:
+    bench = Bench(1, replace(FAST_LIMITS, in_flight_max=3, forward_queue_max=3))
+    for index in range(3):
+        bench.forward(micro_batch=MicroBatchId(0, index), attempt=index)
+        bench.finish_job(ForwardJob, output=bench.slot())
+    assert bench.statistics.in_flight == {"away": 3}
+    bench.forward(micro_batch=MicroBatchId(0, 3))
+    assert len(bench.sent(wire.Busy)) == 1
+
+
 def test_without_a_worker_everything_is_busy() -> None:
     bench = Bench(1)
     bench.tell(fx.ComputeLost("gone"))

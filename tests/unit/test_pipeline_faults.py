@@ -286,7 +286,7 @@ def test_backward_that_fails_by_our_own_fault_ends_the_micro_batch() -> None:
 
 def test_lost_worker_refuses_what_it_held_and_goes_on_when_a_new_one_is_ready() -> None:
     world = World(((0.005,), (0.02, 0.02)), run=run_shape(2, steps=12, per_step=12))
-    world.run_until(lambda: done(world) >= 12)
+    world.run_until(lambda: done(world) >= 18)  # in the middle of a step
     victim = world["1a"]
     victim.worker.die()
     statistics = victim.machine.statistics(world.now_s)

@@ -18,6 +18,10 @@ def fp32(**rules: object) -> OuterRules:
     return OuterRules(**({"mix1_wire": "fp32"} | rules))  # type: ignore[arg-type]
 
 
+def mean_optimum(replicas: int) -> float:
+    return sum(map(optimum, range(replicas))) / replicas
+
+
 def model(world: World, rules: OuterRules, rounds: int) -> list[list[float]]:
     """The update of algorithms.md 2.2, written down once more, for scalar weights that drift."""
     ids = [replica.id for replica in world.replicas]
@@ -131,8 +135,8 @@ def test_mix2_may_cover_a_part_of_the_weights() -> None:
     world.start()
     world.run()
     for replica in world.replicas:
-        assert replica.weights[:5] == pytest.approx([4.75] * 5)
-        assert replica.weights[5:] == pytest.approx([4 + replica.number / 2] * 7)
+        assert replica.weights[:5] == pytest.approx([mean_optimum(4) / 2] * 5)
+        assert replica.weights[5:] == pytest.approx([optimum(replica.number) / 2] * 7)
 
 
 def test_gradients_weigh_as_their_samples_and_starts_weigh_alike() -> None:
@@ -140,8 +144,8 @@ def test_gradients_weigh_as_their_samples_and_starts_weigh_alike() -> None:
     world.replicas[0].samples, world.replicas[1].samples = SAMPLES // 4, SAMPLES * 3 // 4
     world.start()
     world.run()
-    # The mean of D is that towards the weighted mean of the optima, 8.75.
-    expected = 8.75 * 3 / 4
+    # The mean of D is that towards the weighted mean of the optima.
+    expected = (0.25 * optimum(0) + 0.75 * optimum(1)) * 3 / 4
     for replica in world.replicas:
         assert replica.weights == pytest.approx([expected] * 12)
 
@@ -155,7 +159,7 @@ def test_a_claim_beyond_what_neighbours_saw_carries_no_weight() -> None:
         replica.keeper.set_witnessed(0, {honest.id: 8, boaster.id: 8})
     world.start()
     world.run()
-    assert honest.weights == pytest.approx([8.5 / 2] * 12)
+    assert honest.weights == pytest.approx([mean_optimum(2) / 2] * 12)
 
 
 def test_no_claim_goes_beyond_what_a_round_has() -> None:
@@ -163,8 +167,7 @@ def test_no_claim_goes_beyond_what_a_round_has() -> None:
     world.replicas[1].samples = 1_000_000
     world.start()
     world.run()
-    boasting = 8 * SAMPLES / (2 * SAMPLES) + 9 * SAMPLES / (2 * SAMPLES)
-    assert world.replicas[0].weights == pytest.approx([boasting / 2] * 12)
+    assert world.replicas[0].weights == pytest.approx([mean_optimum(2) / 2] * 12)
 
 
 @pytest.mark.parametrize(
@@ -194,7 +197,7 @@ def test_own_disagreement_is_told_every_round() -> None:
         assert first in (0.0, None), "equal starts"
         x = optimum(replica.number) / 2
         d = 0.5 * (optimum(replica.number) - x)
-        assert second == pytest.approx(abs(x - 4.75) / d)
+        assert second == pytest.approx(abs(x - mean_optimum(4) / 2) / d)
 
 
 # ------------------------------------------------------------------------------------ newcomers

@@ -79,6 +79,15 @@ def test_r2_newcomer_begins_as_the_most_loaded_and_gets_one_at_a_time(seed: int)
     assert chosen.count(C) == 1, chosen
 
 
+def test_newcomer_that_answers_at_once_does_not_catch_up_on_the_past() -> None:
+    caller = Caller(1.0, 1.0)
+    caller.serve(20, {A: 1.0, B: 1.0})
+    caller.set_candidates({A: 1.0, B: 1.0, C: 1.0})
+    caller.given.clear()
+    caller.serve(6, {A: 1.0, B: 1.0, C: 1.0})
+    assert caller.given[C] <= 2
+
+
 def test_newcomer_that_answers_gets_its_share() -> None:
     caller = Caller(1.0, 1.0)
     caller.serve(10, {A: 1.0, B: 1.0})
@@ -105,13 +114,28 @@ def test_r3_peer_that_always_says_busy_gets_no_work_no_ban_and_no_charge() -> No
     assert caller.score(A) == 1.0
 
 
+def test_r3_peer_that_was_busy_for_long_gets_its_share_as_soon_as_it_is_not() -> None:
+    caller = Caller(100.0, 100.0)
+    for _ in range(100):
+        peer, attempt, _ = caller.choose()
+        caller.now_s += 0.1
+        if peer == A:
+            caller.router.busy(A, attempt, caller.now_s)
+        else:
+            caller.router.delivered(B, attempt, caller.now_s, 1.0)
+    caller.now_s += 1.0
+    caller.given.clear()
+    caller.serve(20, {A: 1.0, B: 1.0})
+    assert 9 <= caller.given[A] <= 14
+
+
 def test_r4_silent_peer_gets_its_upfront_share_and_then_nothing() -> None:
     caller = Caller(1.0, 1.0)
     open_at_b: list[int] = []
     early = 0
     for index in range(100):
         peer, attempt, _ = caller.choose()
-        early = caller.given[A] if index < 16 else early
+        early = caller.given[A] if index < 50 else early
         if peer == B:
             open_at_b.append(attempt)
         if len(open_at_b) == 4:

@@ -141,6 +141,17 @@ def test_micro_batch_late_by_a_round_counts_into_the_next_rounds_first_step() ->
     assert replica.log == ["g2", "s2", "g2", "g3", "s3", "g4", "s4"]
 
 
+def test_step_of_a_round_that_has_ended_is_never_taken_afterwards() -> None:
+    replica = Replica()
+    replica.arrive(0, 1)
+    replica.accumulate(0)
+    replica.finish(3)
+    replica.accumulate(1)
+    replica.run_one_at_a_time(4)
+    replica.finish(6)
+    assert replica.log == ["g0", "s0", "g1", "s3", "g4", "s4"]
+
+
 def test_nothing_accumulated_is_no_step() -> None:
     replica = Replica()
     replica.arrive(0)
