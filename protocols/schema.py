@@ -8,8 +8,8 @@ A message is a frozen dataclass whose fields say what may stand in them:
 
 Bounds are checked both ways: on decode a violation is the peer's fault (RemoteProtocolError), on
 encode it is ours (LocalProtocolError). On the wire a message is `[number, {field: value}]` in
-msgpack. Unknown fields are ignored, unknown numbers refused, a missing field takes its default or is
-refused if it has none. Numbers are append-only.
+msgpack. Unknown fields are ignored, unknown numbers refused, a missing field takes its default or
+is refused if it has none. Numbers are append-only.
 """
 
 from __future__ import annotations
