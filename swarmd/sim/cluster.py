@@ -21,7 +21,7 @@ from swarmd.protocols import effects as fx
 from swarmd.protocols import wire
 from swarmd.protocols.errors import RemoteProtocolError
 from swarmd.protocols.ids import PeerId, RunId
-from swarmd.protocols.jobs import BufferRef, Job, StageCall
+from swarmd.protocols.jobs import BufferRef
 from swarmd.protocols.limits import CHUNK_BYTES, EFFECTS_PER_EVENT_MAX
 from swarmd.protocols.membership import Membership
 from swarmd.protocols.messages import Message
@@ -169,6 +169,7 @@ class Cluster:
             f"{peer.name}/{peer.epoch}",
             self.shape,
             peer.slots,
+            SimFiles(peer.disk, peer.slots),
             self._costs,
             lambda event: self._deliver(peer, event),
         )
@@ -351,16 +352,9 @@ class Cluster:
             self.world.after(READ_S, self._deliver_to, peer, peer.epoch, answer)
         elif peer.compute is not None:
             if isinstance(effect, fx.Compute):
-                self._write_state(peer, effect.job)
                 peer.compute.submit(effect.job_id, effect.job)
             elif isinstance(effect, fx.LoadStage):
                 peer.compute.load(effect.stage, effect.state)
-
-    def _write_state(self, peer: SimPeer, job: Job) -> None:
-        """A worker that is told to write its state down does."""
-        if isinstance(job, StageCall) and job.name == "state":
-            content = f"{peer.name}/{peer.epoch}/{self.world.now_s:.6f}"
-            SimFiles(peer.disk, peer.slots).create(str(job.args["path"]), content)
 
     def _deliver_to(self, peer: SimPeer, epoch: int, event: fx.Event) -> None:
         """To the process that asked; its successor knows nothing of it."""

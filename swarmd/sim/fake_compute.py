@@ -7,6 +7,7 @@ for another graph is an `unknown_micro_batch` here as it is there. The loss fall
 
 from __future__ import annotations
 
+import json
 import math
 from collections import deque
 from collections.abc import Callable
@@ -28,12 +29,18 @@ from swarmd.protocols.jobs import (
 )
 from swarmd.protocols.run_shape import RunShape
 from swarmd.sim.clock import World
+from swarmd.sim.fake_outer import FakeJobFailed, FakeOuter, Values
+from swarmd.sim.files import SimFiles
 from swarmd.sim.slots import SimSlots
 
 LOSS_FIRST = 5.5
 LOSS_FLOOR = 1.5
 LOSS_STEPS = 150.0
 """Of the made-up curve: where it starts, where it ends, and in how many steps it falls e-fold."""
+WEIGHTS = 6
+"""Of a stage; enough to be mixed and compared."""
+STEP_SHARE = 0.05
+"""How far one inner step goes towards the stage's optimum; the data's noise is as large."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +71,7 @@ class Tensor:
 class _Queued:
     job_id: int
     job: Job
-    inputs: tuple[Tensor, ...]
+    inputs: tuple[Any, ...]
 
 
 class FakeCompute:
@@ -76,6 +83,7 @@ class FakeCompute:
         name: str,
         shape: RunShape,
         slots: SimSlots,
+        files: SimFiles,
         costs: CostModel,
         tell: Callable[[fx.Event], None],
     ) -> None:
@@ -83,6 +91,7 @@ class FakeCompute:
         self._rng = world.rng_for(f"compute/{name}")
         self._shape = shape
         self._slots = slots
+        self._files = files
         self._costs = costs
         self._tell = tell
         self._queue: deque[_Queued] = deque()
@@ -90,7 +99,9 @@ class FakeCompute:
         self._stage: int | None = None
         self._state: str | None = None
         self._graphs: set[tuple[MicroBatchId, int]] = set()
-        self._steps = 0
+        self.steps = 0
+        """Inner steps that the weights have behind them."""
+        self.outer = FakeOuter([])
         self.speed = 1.0
         """Higher is faster; may change while it runs."""
         self.payload_bytes = 4_096
@@ -102,6 +113,12 @@ class FakeCompute:
         """Have the stage: a new worker in place of the old one."""
         self._forget_all()
         self._stage, self._state = stage, state
+        self.steps, self.outer = 0, FakeOuter([float(stage)] * WEIGHTS)
+        if state is not None and not self._restore(state):
+            self._stage = None
+            lost = fx.ComputeLost(f"no whole state in {state}", "data_missing")
+            self._world.after(self._costs.load_s, self._tell, lost)
+            return
         self._world.after(self._duration_s(self._costs.load_s), self._loaded, self._epoch)
 
     def submit(self, job_id: int, job: Job) -> None:
@@ -175,7 +192,7 @@ class FakeCompute:
         return self._stage == self._shape.stages - 1
 
     def _outcome(self, item: _Queued, busy_s: float) -> fx.Event:
-        if any(tensor.is_spoilt for tensor in item.inputs):
+        if any(isinstance(tensor, Tensor) and tensor.is_spoilt for tensor in item.inputs):
             return fx.ComputeFailed(item.job_id, JobFailure("not_finite"))
         match item.job:
             case Forward():
@@ -184,10 +201,10 @@ class FakeCompute:
                 return self._backward(item.job_id, item.job, busy_s)
             case Forget(micro_batch, attempt):
                 self._graphs.discard((micro_batch, attempt))
-            case Step():
-                self._steps += 1
-            case StageCall(name, _, _, output_bytes):
-                return self._answer(item.job_id, busy_s, Tensor(name), output_bytes)
+            case Step(step):
+                self._step(step)
+            case StageCall():
+                return self._call(item, item.job, busy_s)
         return fx.ComputeDone(item.job_id, JobResult(busy_s=busy_s))
 
     def _forward(self, job_id: int, job: Forward, busy_s: float) -> fx.Event:
@@ -196,7 +213,7 @@ class FakeCompute:
         samples = self._shape.samples_of(job.micro_batch)
         loss = None
         if self._is_last:
-            fallen = math.exp(-self._steps / LOSS_STEPS)
+            fallen = math.exp(-self.steps / LOSS_STEPS)
             loss = samples * (LOSS_FLOOR + (LOSS_FIRST - LOSS_FLOOR) * fallen)
         has_output = job.train and self._stage != 0 if self._is_last else True
         kind = "gradient" if self._is_last else "activation"
@@ -218,8 +235,42 @@ class FakeCompute:
         tensor = Tensor("gradient", job.micro_batch)
         return self._answer(job_id, busy_s, tensor, output_bytes, samples=samples)
 
+    def _step(self, step: int) -> None:
+        """Towards the optimum, and about as much aside."""
+        self.steps = step + 1
+        weights = self.outer.weights
+        for place, weight in enumerate(weights):
+            aside = self._rng.uniform(-STEP_SHARE, STEP_SHARE)
+            weights[place] = weight + STEP_SHARE * (10.0 + place - weight) + aside
+
+    def _call(self, item: _Queued, job: StageCall, busy_s: float) -> fx.Event:
+        if job.name == "state":
+            content = {"stage": self._stage, "steps": self.steps, "weights": self.outer.weights}
+            self._files.create(str(job.args["path"]), json.dumps(content))
+            data = {"next_step": self.steps}
+            return fx.ComputeDone(item.job_id, JobResult(busy_s=busy_s, data=data))
+        try:
+            data, values = self.outer.run(job, item.inputs)
+        except FakeJobFailed as error:
+            return fx.ComputeFailed(item.job_id, JobFailure(error.code))
+        output_bytes = job.output_bytes if values is not None else 0
+        return self._answer(item.job_id, busy_s, values, output_bytes, data=data)
+
+    def _restore(self, path: str) -> bool:
+        content = self._files.content_of(path)
+        state = {} if content is None else json.loads(content)
+        if state.get("stage") != self._stage:
+            return False
+        self.steps, self.outer = state["steps"], FakeOuter(state["weights"])
+        return True
+
     def _answer(
-        self, job_id: int, busy_s: float, tensor: Tensor, output_bytes: int, **fields: Any
+        self,
+        job_id: int,
+        busy_s: float,
+        tensor: Tensor | Values | None,
+        output_bytes: int,
+        **fields: Any,
     ) -> fx.Event:
         output: BufferRef | None = None
         if output_bytes:

@@ -28,6 +28,13 @@ class SimFiles:
         """What the compute worker wrote down."""
         self._files[name] = {index: f"{content}#{index}" for index in range(PIECES)}
 
+    def content_of(self, name: str) -> str | None:
+        """What was written as a whole, or None if a piece is missing or of another whole."""
+        pieces = self._files.get(name, {})
+        whole = pieces.get(0, "").removesuffix("#0")
+        is_whole = all(pieces.get(index) == f"{whole}#{index}" for index in range(PIECES))
+        return whole if is_whole else None
+
     def answer(self, effect: fx.ReadFile | fx.WriteFile | fx.HashFile, piece: int) -> fx.Event:
         """`piece`: the size of a piece in bytes, to tell offsets apart."""
         match effect:
