@@ -88,6 +88,7 @@ class Exchange:
         own_duty = self._parts.to_reduce()
         self._reducer = Reducer(plan, self.group, desk, effects, self, own_duty)
         self._ticked_s = self._tick_s = times.start_s
+        self._stopped_s: float | None = None
 
     # ----------------------------------------------------------------------------------- the owner
 
@@ -130,7 +131,7 @@ class Exchange:
         for member in self.group.others():
             self._look_at(member, now_s)
         if now_s >= self._stop_s:
-            self._stop_waiting()
+            self._stop_waiting(now_s)
         self._reducer.look_at_slow(now_s)
         self._reducer.send_again()
         self._parts.send_again()
@@ -145,7 +146,7 @@ class Exchange:
         if self.is_closed:
             return
         self.is_closed = True
-        self._stop_waiting()
+        self._stop_waiting(now_s)
         self._reducer.stop()
         self._parts.close()
         self.changed(now_s)
@@ -217,10 +218,11 @@ class Exchange:
                 if was_mean:
                     self._reducer.no_room(part, member.number)
                 else:
-                    self._parts.send_later(member, part)
+                    self._parts.no_room(member, part)
             case wire.NotTaken(part=part, code=code):
                 self.record.was_late = self.record.was_late or code == LATE
                 if part is None:
+                    member.is_ahead = code == LATE
                     self._put_out(member, code if code in NOT_TAKEN_CODES else "malformed")
                 else:
                     self._parts.keep_of(member, part)
@@ -246,6 +248,9 @@ class Exchange:
             self.send(member, wire.NotTaken(ref=self.plan.ref, code=member.out, part=part))
             return LATE if member.out == LATE else ""
         if event.payload_refused or not member.is_there:  # its offer may be behind it
+            member.last_part_s = now_s
+            if event.payload_refused:
+                self._reducer.make_room(part)
             self._release(event.payload)
             self.send(member, wire.NoRoom(ref=self.plan.ref, part=part))
             return ""
@@ -387,10 +392,14 @@ class Exchange:
 
     @property
     def _end_s(self) -> float:
-        return self._stop_s + self.times.last_words_s
+        stop_s = self._stop_s if self._stopped_s is None else self._stopped_s
+        return stop_s + self.times.last_words_s
 
-    def _stop_waiting(self) -> None:
+    def _stop_waiting(self, now_s: float) -> None:
         """What has come is reduced; what comes now is late."""
+        if self._stopped_s is not None:
+            return
+        self._stopped_s = now_s
         for member in self.group.others():
             if not member.is_there and not member.out:
                 self._put_out(member, LATE)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -29,10 +30,8 @@ class ExchangePlan:
     """Ours. 0: we receive and are not counted."""
     norm: float
     """Of our whole vector."""
-    distance_max: float = 0.0
-    """Mix1: how far from the others' middle an honest start may lie; 0: not known."""
     usual_norm: float = 0.0
-    """Mix2: how long outer gradients usually are."""
+    """How long outer gradients usually are, or (Mix1) how far starts usually lie apart."""
     resets: bool = False
     """Mix2: we were too far off, and start again from the group's mean."""
     excluded: Mapping[PeerId, str] = field(default_factory=dict)
@@ -54,6 +53,10 @@ class ExchangePlan:
 
     def range_of(self, part: int) -> Range:
         return Range(self.layout.first(part), self.layout.size(part))
+
+    def share_of(self, part: int) -> float:
+        """Of a vector's length, what a part has if all coordinates are alike."""
+        return math.sqrt(self.layout.size(part) / self.layout.elements)
 
     def offer(self, *, wants_reply: bool) -> Offer:
         return Offer(

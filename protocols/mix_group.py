@@ -12,9 +12,6 @@ from swarmd.protocols.messages.mixing import Offer
 SILENT, UNREACHABLE, LATE, WITHDRAWN = "silent", "unreachable", "late", "withdrawn"
 REVIVABLE = (SILENT, UNREACHABLE, WITHDRAWN)
 """With a sign of life these are in again."""
-NORM_RATIO_MAX = 10.0
-"""An outer gradient that is so many times longer than its group's median is no honest one. Honest
-ones of the same number of steps differ by less than 2 (guess, from runs of tens of steps)."""
 
 
 @dataclass(slots=True, eq=False)
@@ -27,11 +24,15 @@ class Member:
     """When it was last sent our offer."""
     is_there: bool = False
     """It has offered: it takes parts and means."""
+    came_s: float = float("-inf")
+    """When it offered."""
     weight: int = 0
     norm: float = 0.0
     last_part_s: float = float("-inf")
     out: str = ""
     """Why nothing more is expected of it."""
+    is_ahead: bool = False
+    """It says that we are late: it has gone on."""
 
 
 class MixGroup:
@@ -86,7 +87,7 @@ class MixGroup:
         if member.is_there:
             return
         member.is_there = True
-        self.last_came_s = now_s
+        member.came_s = self.last_came_s = now_s
         cap = self._weight_caps.get(member.peer)
         member.weight = offer.weight if cap is None else min(offer.weight, cap)
         member.norm = offer.norm
@@ -112,12 +113,12 @@ class MixGroup:
             return member.peer not in self._tardy
         if not member.weight:
             return False
-        return now_s - max(since_s, member.last_part_s) <= self.patience_s
+        return now_s - max(since_s, member.came_s, member.last_part_s) <= self.patience_s
 
     # ------------------------------------------------------------------------------------- limits
 
-    def norm_max(self, own_weight: int, own_norm: float, usual_norm: float) -> float:
-        """How long an outer gradient may be; 0: there is nothing to compare it with.
+    def usual_norm(self, own_weight: int, own_norm: float, usual_norm: float) -> float:
+        """How long outer gradients are here; 0: there is nothing to compare with.
 
         In a pair there is no majority, so the own norm is the measure; and what was usual in the
         rounds before, because one that took few steps has a short gradient and must not take its
@@ -127,4 +128,4 @@ class MixGroup:
         others = [member.norm for member in self.others() if member.is_there and member.weight]
         if len(norms) != 1 or len(others) != 1:
             norms += others
-        return NORM_RATIO_MAX * max(median(norms) if norms else 0.0, usual_norm)
+        return max(median(norms) if norms else 0.0, usual_norm)

@@ -198,7 +198,7 @@ class OuterRound:
         self._norm = outcome.data["norm"]
         members = self.group(MIX1)
         if len(members) > 1 and self._elements and self._skips_to is None:
-            limit = self._around.distance_max(self._norm, is_newcomer=self.weightless)
+            usual = self._around.usual_distance(self._norm, is_newcomer=self.weightless)
             self.mix1 = self._exchange(
                 MIX1,
                 members,
@@ -206,7 +206,7 @@ class OuterRound:
                 now_s,
                 weight=int(not self.weightless),
                 norm=self._norm,
-                distance_max=limit,
+                usual_norm=usual,
             )
             self.mix1.begin(now_s)
 
@@ -238,7 +238,7 @@ class OuterRound:
             rules=around.rules,
             layout=PartLayout(elements, around.rules.wire_of(mix), len(members)),
             excluded=around.excluded(self.number),
-            tardy=frozenset(around.tardy),
+            tardy=frozenset(around.tardy if mix == MIX2 or around.rules.mix1_blocking else ()),
             **brought,
         )
         times = around.deadline(mix).times(now_s, around.grace_s)
@@ -335,7 +335,7 @@ class OuterRound:
             self._around.rules,
             where,
             None,
-            norm_max=0.0,
+            usual_norm=0.0,
             members=1,
             resets=self._resets,
             sent=sent,

@@ -22,6 +22,12 @@ from dataclasses import dataclass
 from swarmd.protocols.jobs import BufferRef, StageCall
 from swarmd.protocols.mix_parts import Wire
 
+NORM_RATIO_MAX = 10.0
+"""A part so many times longer than others are is no honest one. Per part, because a liar's part may
+be short against the whole vector; ten times, because parts of honest members differ: the rows of
+rare tokens move at one replica and not at another, yet no coordinate moves much further than all
+do under Adam. Guess, never tuned."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OuterRules:
@@ -78,16 +84,16 @@ def reduce_call(
     weights: Sequence[float],
     *,
     own: int | None,
-    norm_max: float,
+    usual_norm: float,
     is_clipped: bool,
     members: int,
 ) -> StageCall:
-    """own: which input is ours. norm_max: a larger contribution is left out; of Mix1, a larger
+    """own: which input is ours. usual_norm: a larger contribution is left out; of Mix1, a larger
     distance from the middle ones; 0: no limit."""
     args = _args(mix, wire, where) | {
         "weights": list(weights),
         "own": -1 if own is None else own,
-        "norm_max": norm_max,
+        "usual_norm": usual_norm,
         "is_clipped": is_clipped,
     }
     size = wire.mean_bytes_max(where.count, members)
@@ -95,10 +101,10 @@ def reduce_call(
 
 
 def take_call(
-    wire: Wire, where: Range, mean: BufferRef, *, norm_max: float, members: int
+    wire: Wire, where: Range, mean: BufferRef, *, usual_norm: float, members: int
 ) -> StageCall:
-    """norm_max: a mean further than that from the own values is not taken; 0: no limit."""
-    args = _args(1, wire, where) | {"norm_max": norm_max, "members": members}
+    """usual_norm: as in reduce_call, of the mean's distance from the own values."""
+    args = _args(1, wire, where) | {"usual_norm": usual_norm, "members": members}
     return StageCall("mix_take", args, (mean,))
 
 
@@ -112,7 +118,7 @@ def apply_call(
     where: Range,
     mean: BufferRef | None,
     *,
-    norm_max: float,
+    usual_norm: float,
     members: int,
     resets: bool,
     sent: bool,
@@ -122,7 +128,7 @@ def apply_call(
     args = _args(2, rules.wire_of(2), where) | {
         "alpha": rules.alpha,
         "mu": rules.mu,
-        "norm_max": norm_max,
+        "usual_norm": usual_norm,
         "members": members,
         "resets": resets,
         "sent": sent,

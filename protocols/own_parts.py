@@ -20,6 +20,7 @@ from swarmd.protocols.messages import Message
 from swarmd.protocols.messages.mixing import Mean, Part, Rejection
 from swarmd.protocols.mix_group import Member, MixGroup
 from swarmd.protocols.mix_jobs import JobDesk
+from swarmd.protocols.mixing import MIX1, MIX2
 from swarmd.protocols.outer_rules import apply_call, part_call, take_call
 
 Send = Callable[[Member, Message, BufferRef | None], None]
@@ -54,6 +55,9 @@ class OwnParts:
         self._queues: dict[int, deque[int]] = {m.number: deque() for m in group.members}
         self._away: dict[int, set[int]] = {m.number: set() for m in group.members}
         """Reducer to the parts that are being packed for it, or with it."""
+        self._narrow: set[int] = set()
+        """Reducers that had no room: they get one part at a time, all members the same one, so that
+        it can be completed."""
         self._again: list[int] = []
         """Parts that found no room; sent again at the next tick."""
         for part, number in enumerate(self._reducer_of):
@@ -99,10 +103,12 @@ class OwnParts:
     # ---------------------------------------------------------------------------------------- send
 
     def fill(self, member: Member) -> None:
-        """Pack and send what may go to this reducer now."""
+        """Pack and send what may go to this reducer now: a few parts, and in any case the earliest,
+        for which others may be waiting before they send more."""
         queue, away = self._queues[member.number], self._away[member.number]
         weight = self._plan.weight
-        while queue and (not weight or len(away) < self._plan.window):
+        window = 1 if member.number in self._narrow else self._plan.window
+        while queue and (not weight or len(away) < window or queue[0] < min(away)):
             part = queue.popleft()
             away.add(part)
             if weight:
@@ -132,9 +138,15 @@ class OwnParts:
             self._away[member.number].discard(part)
             self._again.append(part)
 
+    def no_room(self, member: Member, part: int) -> None:
+        """Its reducer had no slot for it."""
+        self._narrow.add(member.number)
+        self.send_later(member, part)
+
     def send_again(self) -> None:
+        """The earliest first."""
         again, self._again = self._again, []
-        for part in again:
+        for part in sorted(again, reverse=True):
             self._queues[self._reducer_of[part]].appendleft(part)
 
     # ---------------------------------------------------------------------------------------- take
@@ -167,14 +179,14 @@ class OwnParts:
     def _take_job(self, part: int, mean: BufferRef) -> StageCall:
         plan = self._plan
         where, members = plan.range_of(part), len(plan.members)
-        if plan.mix == 1:
-            wire, norm_max = plan.layout.wire, plan.distance_max
-            return take_call(wire, where, mean, norm_max=norm_max, members=members)
+        usual_norm = usual_norm_of(part, plan, self._group)
+        if plan.mix == MIX1:
+            return take_call(plan.layout.wire, where, mean, usual_norm=usual_norm, members=members)
         return apply_call(
             plan.rules,
             where,
             mean,
-            norm_max=self._group.norm_max(plan.weight, plan.norm, plan.usual_norm),
+            usual_norm=usual_norm,
             members=members,
             resets=plan.resets,
             sent=plan.weight > 0,
@@ -244,6 +256,14 @@ class OwnParts:
             self._queues[reducer].remove(part)
         if part in self._again:
             self._again.remove(part)
+
+
+def usual_norm_of(part: int, plan: ExchangePlan, group: MixGroup) -> float:
+    """What a part of an honest member's vector measures, all coordinates being alike."""
+    whole = plan.usual_norm
+    if plan.mix == MIX2:
+        whole = group.usual_norm(plan.weight, plan.norm, plan.usual_norm)
+    return whole * plan.share_of(part)
 
 
 def rejections(codes: dict[int, str]) -> tuple[Rejection, ...]:

@@ -22,11 +22,11 @@ from swarmd.protocols import effects as fx
 from swarmd.protocols.exchange_plan import ExchangePlan
 from swarmd.protocols.jobs import BufferRef, JobFailure, JobResult
 from swarmd.protocols.messages import Message
-from swarmd.protocols.messages.mixing import Mean, NotTaken
+from swarmd.protocols.messages.mixing import Mean, NoRoom, NotTaken
 from swarmd.protocols.mix_group import LATE, SILENT, Member, MixGroup
 from swarmd.protocols.mix_jobs import JobDesk
 from swarmd.protocols.outer_rules import part_call, reduce_call
-from swarmd.protocols.own_parts import rejections
+from swarmd.protocols.own_parts import rejections, usual_norm_of
 
 CLIPPED = "clipped"
 SLOW = "slow"
@@ -79,6 +79,8 @@ class Reducer:
         self._desk = desk
         self._effects = effects
         self._owner = owner
+        self.window = plan.window
+        """How many parts to open by ourselves; fewer, once there was no slot for what came."""
         self._queue = deque(parts)
         self._open: dict[int, _OpenPart] = {}
         self.means: dict[int, ReducedPart] = {}
@@ -89,7 +91,7 @@ class Reducer:
 
     def open_next(self, now_s: float) -> None:
         """Begin with the own parts in their order, a few at a time."""
-        while self._queue and len(self._open) < self._plan.window:
+        while self._queue and len(self._open) < self.window:
             self.open(self._queue.popleft(), now_s)
 
     def open(self, part: int, now_s: float) -> None:
@@ -101,15 +103,20 @@ class Reducer:
         opened = self._open[part] = _OpenPart(now_s, is_own_pending=self._plan.weight > 0)
         if opened.is_own_pending:
             job = part_call(self._plan.mix, self._plan.layout.wire, self._plan.range_of(part))
-            self._desk.ask(self, job, self._when_packed(part))
+            self._desk.ask(self, job, self._when_packed(part, opened))
 
-    def _when_packed(self, part: int) -> Callable[[JobResult | JobFailure, float], None]:
+    def _when_packed(
+        self, part: int, opened: _OpenPart
+    ) -> Callable[[JobResult | JobFailure, float], None]:
         def on_end(outcome: JobResult | JobFailure, now_s: float) -> None:
             """Without our own values the part is the others'."""
-            opened = self._open[part]
-            opened.is_own_pending = False
-            if isinstance(outcome, JobResult) and outcome.output is not None:
-                opened.inputs[self._group.own] = outcome.output
+            output = outcome.output if isinstance(outcome, JobResult) else None
+            if self._open.get(part) is opened:
+                opened.is_own_pending = False
+                if output is not None:
+                    opened.inputs[self._group.own] = output
+            elif output is not None:
+                self._effects.append(fx.Release(output))
             self._owner.changed(now_s)
 
         return on_end
@@ -131,6 +138,21 @@ class Reducer:
             return
         member.last_part_s = now_s
         opened.inputs[member.number] = payload
+
+    def make_room(self, part: int) -> None:
+        """Values of `part` found no slot. The last of the open parts after it gives way, and one at
+        a time is open from now on: else all could wait for each other's slots until the end."""
+        self.window = 1
+        later = [p for p, opened in self._open.items() if p > part and not opened.is_reducing]
+        if not later:
+            return
+        victim = max(later)
+        opened = self._open.pop(victim)
+        for number in sorted(opened.inputs.keys() - {self._group.own}):
+            refusal = NoRoom(ref=self._plan.ref, part=victim)
+            self._owner.send(self._group.members[number], refusal)
+        self._release_inputs(opened)
+        self._queue.appendleft(victim)
 
     # -------------------------------------------------------------------------------------- reduce
 
@@ -167,9 +189,6 @@ class Reducer:
         opened.is_reducing = True
         numbers = sorted(opened.inputs)
         plan, own = self._plan, self._group.own
-        norm_max = plan.distance_max
-        if plan.mix == 2:
-            norm_max = self._group.norm_max(plan.weight, plan.norm, plan.usual_norm)
         job = reduce_call(
             plan.mix,
             plan.layout.wire,
@@ -177,7 +196,7 @@ class Reducer:
             [opened.inputs[number] for number in numbers],
             [self._weight(number) for number in numbers],
             own=numbers.index(own) if own in numbers else None,
-            norm_max=norm_max,
+            usual_norm=usual_norm_of(part, plan, self._group),
             is_clipped=plan.rules.is_clipped,
             members=len(plan.members),
         )

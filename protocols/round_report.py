@@ -197,4 +197,5 @@ class RoundStatistics:
     raw_bytes_received: int
     wire_bytes_received: int
     contributions: Mapping[PeerId, int]
-    silent: tuple[PeerId, ...]
+    absent: tuple[PeerId, ...]
+    """Members of our stage that nobody waits for until they give a sign of life."""

@@ -7,17 +7,12 @@ from dataclasses import dataclass, field
 
 from swarmd.protocols.ids import PeerId, RunId
 from swarmd.protocols.mix_deadline import MixDeadline
-from swarmd.protocols.mix_group import SILENT, UNREACHABLE
+from swarmd.protocols.mix_group import UNREACHABLE
 from swarmd.protocols.mixing import MIX1, Draw, group_of, mix1_group_size
 from swarmd.protocols.outer_rules import OuterRules
 from swarmd.protocols.round_report import MixReport
 
-DISTANCE_GRADIENTS = 4.0
-"""Mix1: an honest start lies within so many lengths of an outer gradient of the others' middle.
-Theory and the runs seen say less than 2 (algorithms.md 2.7, 2.8)."""
-DISTANCE_SHARE = 0.5
-"""... and where no outer gradient is known yet, within this share of its own length."""
-CAUGHT_ROUNDS, CAUGHT_ROUNDS_MAX = 2, 64
+CAUGHT_ROUNDS, CAUGHT_ROUNDS_MAX = 4, 128
 """How long a peer that broke a rule of mixing is left out: doubling with each time."""
 GRADIENT_SHARE = 0.05
 """How long an outer gradient is taken to be, in lengths of x, before one was seen. Guess."""
@@ -37,8 +32,8 @@ class Surroundings:
     mix2_deadline: MixDeadline
     replicas: Callable[[int], tuple[PeerId, ...]]
     """Who takes part in a round, as seen now."""
-    silent: set[PeerId] = field(default_factory=set)
-    """Those who gave no sign of life in their last exchange, nor since."""
+    absent: dict[PeerId, str] = field(default_factory=dict)
+    """Those who gave no sign of life in their last exchange, nor since, or have withdrawn."""
     tardy: set[PeerId] = field(default_factory=set)
     """Those who lived and had not come when their last exchange stopped waiting."""
     unreachable: set[PeerId] = field(default_factory=set)
@@ -60,7 +55,7 @@ class Surroundings:
 
     def excluded(self, round_number: int) -> dict[PeerId, str]:
         """Whom nobody needs to wait for, and why."""
-        codes = dict.fromkeys(self.silent, SILENT) | dict.fromkeys(self.unreachable, UNREACHABLE)
+        codes = self.absent | dict.fromkeys(self.unreachable, UNREACHABLE)
         for peer, (until, code) in self.caught.items():
             if round_number < until:
                 codes[peer] = code
@@ -75,13 +70,11 @@ class Surroundings:
     def deadline(self, mix: int) -> MixDeadline:
         return self.mix1_deadline if mix == MIX1 else self.mix2_deadline
 
-    def distance_max(self, own_norm: float, *, is_newcomer: bool) -> float:
-        """How far from the others' middle a start may lie (Mix1), given the length of ours."""
-        by_share = DISTANCE_SHARE * own_norm
-        if self.gradient_norm is None:
-            return by_share
-        by_gradient = DISTANCE_GRADIENTS * self.gradient_norm
-        return max(by_gradient, by_share) if is_newcomer else by_gradient
+    def usual_distance(self, own_norm: float, *, is_newcomer: bool) -> float:
+        """How far apart starts are (Mix1), given the length of ours: about an outer gradient
+        (algorithms.md 2.7). A newcomer's may be some rounds old."""
+        usual = self.usual_norm(own_norm)
+        return max(usual, GRADIENT_SHARE * own_norm) if is_newcomer else usual
 
     def usual_norm(self, own_norm: float) -> float:
         """How long outer gradients are, given the length of our x."""

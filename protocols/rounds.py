@@ -138,10 +138,10 @@ class RoundKeeper:
         part in by its own record (0: from the beginning)."""
         self._present = dict(present)
         around = self._around
-        for known in (around.silent, around.tardy, around.unreachable):
-            known &= self._present.keys()
-        for peer in [peer for peer in self._around.caught if peer not in self._present]:
-            del self._around.caught[peer]
+        around.tardy &= self._present.keys()
+        around.unreachable &= self._present.keys()
+        around.absent = {p: code for p, code in around.absent.items() if p in self._present}
+        around.caught = {p: until for p, until in around.caught.items() if p in self._present}
         return self._settle(now_s)
 
     def set_witnessed(self, round_number: int, samples: Mapping[PeerId, int]) -> None:
@@ -153,7 +153,7 @@ class RoundKeeper:
 
     def progressed(self, peer: PeerId) -> None:
         """A sign of life from elsewhere: it is waited for again."""
-        self._around.silent.discard(peer)
+        self._around.absent.pop(peer, None)
 
     def start(self, round_number: int, now_s: float, *, joins: bool = False) -> list[fx.Effect]:
         """The first round of this replica, or the first since its worker was lost.
@@ -256,7 +256,8 @@ class RoundKeeper:
 
     def _arrived(self, event: fx.Arrived, message: MixMessage, now_s: float) -> None:
         peer, ref = event.peer, message.ref
-        self._around.silent.discard(peer)
+        if not isinstance(message, wire.NotTaken):
+            self._around.absent.pop(peer, None)
         exchange = self._exchange_of(ref)
         if exchange is not None and exchange.group.get(peer) is not None:
             self._judge(peer, ref.round, exchange.heard(event, now_s))
@@ -392,11 +393,11 @@ class RoundKeeper:
             self._weightless_rounds = 0 if has_mixed else self._weightless_rounds - 1
 
     def _learn_of(self, member: Member) -> None:
-        if member.out == SILENT:
-            self._around.silent.add(member.peer)
+        if member.out in (SILENT, WITHDRAWN):
+            self._around.absent[member.peer] = member.out
         if member.is_there:
             self._around.tardy.discard(member.peer)
-        elif member.out == LATE:
+        elif member.out == LATE and not member.is_ahead:
             self._around.tardy.add(member.peer)
 
     @property
@@ -450,7 +451,7 @@ class RoundKeeper:
             raw_bytes_received=moved.raw_received,
             wire_bytes_received=moved.wire_received,
             contributions=dict(totals.contributions),
-            silent=tuple(sorted(self._around.silent)),
+            absent=tuple(sorted(self._around.absent)),
         )
 
 

@@ -14,6 +14,7 @@ from statistics import median
 from typing import Any
 
 from swarmd.protocols.jobs import StageCall
+from swarmd.protocols.outer_rules import NORM_RATIO_MAX
 
 
 class FakeJobFailed(Exception):
@@ -113,12 +114,16 @@ class FakeOuter:
                 if len(inputs) <= 2 and own >= 0
                 else [median(column) for column in zip(*sound, strict=True)]
             )
-        limit = args["norm_max"]
-        for place, part in enumerate(inputs):
+        sizes = []
+        for part in inputs:
             assert part.first == where.start, "a part of another range"
             assert len(part.numbers) == len(where), "a part of another size"
-            distance = [a - b for a, b in zip(part.numbers, middle, strict=True)]
-            if not codes[place] and limit and norm(distance) > limit:
+            sizes.append(norm([a - b for a, b in zip(part.numbers, middle, strict=True)]))
+        usual = args["usual_norm"]
+        if len(sound) > 2:
+            usual = max(usual, median(s for s, code in zip(sizes, codes, strict=True) if not code))
+        for place, size in enumerate(sizes):
+            if not codes[place] and args["usual_norm"] and size > NORM_RATIO_MAX * usual:
                 codes[place] = "norm_too_large"
         kept = [
             (part.numbers, weight)
@@ -138,7 +143,7 @@ class FakeOuter:
         self, args: dict[str, Any], where: range, mean: Values
     ) -> tuple[dict[str, Any], None]:
         delta = [mean.numbers[i - where.start] - self.x[i] for i in where]
-        code = self._code(mean, delta, args["norm_max"])
+        code = self._code(mean, delta, args["usual_norm"])
         if not code:
             self.delta[where.start : where.stop] = delta
         return {"code": code}, None
@@ -149,7 +154,8 @@ class FakeOuter:
         assert self.stepped.keys().isdisjoint(where), "stepped twice"
         d = self._gradient(where)
         if inputs:
-            code = self._code(inputs[0], inputs[0].numbers, args["norm_max"])
+            usual = args["usual_norm"] and max(args["usual_norm"], norm(d))
+            code = self._code(inputs[0], inputs[0].numbers, usual)
             if code:
                 return {"code": code}, None
             d = list(inputs[0].numbers)
@@ -164,7 +170,8 @@ class FakeOuter:
         return {"code": ""}, None
 
     @staticmethod
-    def _code(mean: Values, size: Sequence[float], norm_max: float) -> str:
+    def _code(mean: Values, size: Sequence[float], usual_norm: float) -> str:
         if not mean.is_finite:
             return "not_finite"
-        return "norm_too_large" if norm_max and norm(size) > norm_max else ""
+        is_too_large = usual_norm and norm(size) > NORM_RATIO_MAX * usual_norm
+        return "norm_too_large" if is_too_large else ""
