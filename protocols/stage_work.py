@@ -17,6 +17,7 @@ from typing import Any
 
 from swarmd.protocols import effects as fx
 from swarmd.protocols.coverage import Coverage
+from swarmd.protocols.errors import LocalProtocolError
 from swarmd.protocols.ids import MicroBatchId, PeerId
 from swarmd.protocols.jobs import StageCall
 from swarmd.protocols.leases import LeaseBook
@@ -179,7 +180,10 @@ class StageWork:
                 return self._micro_batch_done(fields, now_s)
             case "pipeline/expired":
                 micro_batch: MicroBatchId = fields["micro_batch"]
-                self.leases.expired(micro_batch, fields["reason"], now_s)
+                try:
+                    self.leases.expired(micro_batch, fields["reason"], now_s)
+                except LocalProtocolError as error:
+                    return _without_lease(micro_batch, error)
                 plain = {"round": micro_batch.round, "micro_batch": str(micro_batch)}
                 return [fx.Emit("lease_expired", {**plain, "reason": fields["reason"]})]
             case "pipeline/first_of_round":
@@ -197,7 +201,10 @@ class StageWork:
             self.losses.add(step, fields["loss_sum"], fields["samples"])
             if self.first_done_s is None:
                 self.first_done_s = now_s
-        self.leases.done(micro_batch, fields["loss_sum"], fields["samples"], now_s)
+        try:
+            self.leases.done(micro_batch, fields["loss_sum"], fields["samples"], now_s)
+        except LocalProtocolError as error:
+            return _without_lease(micro_batch, error)
         return []
 
     # ------------------------------------------------------------------------------------- rounds
@@ -319,10 +326,14 @@ class StageWork:
         if told.counters.counted and self.first_done_s is None:
             self.first_done_s = now_s
         return {
-            "step": 0 if told.last_step is None else told.last_step + 1,
+            "step": self.step_of(told.last_step),
             "micro_batches": told.counters.counted,
             "tokens_per_s": self.tokens_per_s(now_s),
         }
+
+    def step_of(self, last_step: int | None) -> int:
+        """Inner steps behind us. The last round of a run may be short."""
+        return 0 if last_step is None else min(last_step + 1, self.shape.total_steps)
 
     def tokens_per_s(self, now_s: float) -> float:
         """What the stage could do here if nothing held it up: tokens over computing seconds."""
@@ -335,6 +346,14 @@ class StageWork:
 
 def _release(event: fx.Arrived) -> list[fx.Effect]:
     return [] if event.payload is None else [fx.Release(event.payload)]
+
+
+def _without_lease(micro_batch: MicroBatchId, error: LocalProtocolError) -> list[fx.Effect]:
+    """A micro-batch ended whose lease had gone back (a drain, a lost worker): others count it."""
+    if error.code != "unknown_lease":
+        raise error
+    fields = {"round": micro_batch.round, "micro_batch": str(micro_batch), "code": error.code}
+    return [fx.Emit("lease_returned", fields)]
 
 
 def _is_of(message: Message, module: ModuleType) -> bool:

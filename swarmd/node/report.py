@@ -263,7 +263,7 @@ class Reporter:
     def _progress(self, machine: PeerMachine, now_s: float) -> Progress:
         losses, ledger = machine.work.losses, machine.leases.ledger
         told = None if machine.work.pipeline is None else machine.work.pipeline.statistics(now_s)
-        step = 0 if told is None or told.last_step is None else told.last_step + 1
+        step = machine.work.step_of(None if told is None else told.last_step)
         held_out = None
         for number in range(min(machine.work.round, machine.shape.rounds - 1), -1, -1):
             held_out = machine.leases.held_out_loss(number)
