@@ -23,7 +23,7 @@ from swarmd.units import parse_rate
     "--until-failure", is_flag=True, help="One seed after the other, up to the first that fails."
 )
 def sim(session: Session, rtt: float | None, bw: float | None, **flags: Any) -> int:
-    """Run the very machines of the daemon under virtual time; the same seed gives the same trace.
+    """Simulate a swarm: the daemon's own machines, virtual time, faults from a seed.
 
     Ends with 0, with 10 if a rule was broken, 11 if the swarm did not settle, 12 if a peer crashed.
     The last line repeats the run.
