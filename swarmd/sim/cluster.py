@@ -97,6 +97,8 @@ class SimPeer:
     host_is_up: bool = True
     disturbed_until_s: float = 0.0
     """Until then something was done to it, on purpose."""
+    ended: str | None = None
+    """The code with which it ended by itself, for good."""
 
     @property
     def is_running(self) -> bool:
@@ -164,6 +166,7 @@ class Cluster:
         peer.disk["incarnation"] = peer.disk.get("incarnation", 0) + 1
         peer.starts_s = [at_s for at_s in peer.starts_s if self.world.now_s - at_s < 600.0]
         peer.starts_s.append(self.world.now_s)
+        peer.ended = None
         peer.compute = FakeCompute(
             self.world,
             f"{peer.name}/{peer.epoch}",
@@ -208,6 +211,12 @@ class Cluster:
         if not keep_disk:
             peer.disk.clear()
         self.network.end_process(number, silently=silently)
+
+    def _end(self, peer: SimPeer, code: str, epoch: int) -> None:
+        """It is done, and said goodbye."""
+        if peer.epoch == epoch and peer.is_running:
+            self.crash(peer.number)
+            peer.ended = code
 
     def pause(self, number: int) -> None:
         """SIGSTOP: the kernel still takes bytes, nobody answers."""
@@ -376,7 +385,8 @@ class Cluster:
             size_bytes += effect.payload.size_bytes
         other = self._number_of.get(effect.peer)
         item = (message, tensor)
-        if other is None or not self.network.send(peer.number, other, item, size_bytes):
+        number, priority = peer.number, int(effect.priority)
+        if other is None or not self.network.send(number, other, item, size_bytes, priority):
             failed = fx.SendFailed(effect.peer, effect.message, "no_link")
             self.world.after(0.0, self._deliver, peer, failed)
 
@@ -391,6 +401,8 @@ class Cluster:
     def _emitted(self, peer: SimPeer, emit: fx.Emit) -> None:
         if emit.name == "incarnation_raised":
             peer.disk["incarnation"] = emit.fields["incarnation"]
+        elif emit.name == "peer_ended":
+            self.world.after(0.0, self._end, peer, emit.fields["code"], peer.epoch)
         for listener in self.on_emit:
             listener(peer, emit)
 
@@ -410,7 +422,7 @@ def verify(peer: PeerId, body: bytes, signature: bytes) -> bool:
     return signature == signature_of(peer, body)
 
 
-def shape_of(stages: int, rounds: int, seed: int) -> RunShape:
+def shape_of(stages: int, rounds: int, seed: int, *, micro_batches_per_step: int = 8) -> RunShape:
     """A run small enough to simulate."""
     run_id = hashlib.blake2b(f"sim/{stages}/{rounds}/{seed}".encode(), digest_size=32).hexdigest()
     return RunShape(
@@ -418,7 +430,7 @@ def shape_of(stages: int, rounds: int, seed: int) -> RunShape:
         stages=stages,
         inner_steps=5,
         total_steps=5 * rounds,
-        micro_batches_per_step=8,
+        micro_batches_per_step=micro_batches_per_step,
         micro_batch_samples=4,
         sequence_tokens=128,
         held_out_micro_batches=4,

@@ -98,7 +98,8 @@ class FaultPlan:
 
     def _start(self, number: int) -> None:
         peers = self._cluster.peers
-        if not peers[number].is_running:
+        is_over = any(peer.ended is not None for peer in peers)
+        if not peers[number].is_running and not is_over:
             others = [peer.number for peer in peers if peer.is_running]
             others = others or [peer.number for peer in peers if peer.number != number]
             entries = self._rng.sample(others, min(ENTRIES, len(others)))

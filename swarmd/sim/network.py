@@ -1,8 +1,9 @@
 """The network between simulated peers: streams with delay, bandwidth, and every way to go wrong.
 
-It keeps the promises of swarmd/net/transport.py and nothing more: on one link messages arrive whole
-and in order until the link ends, its end is told once to each side, and a dial ends as a link or as
-a failure. Between different links anything may overtake anything.
+It keeps the promises of swarmd/net/transport.py and nothing more: on one link messages of one
+priority arrive whole and in order until the link ends, its end is told once to each side, and a
+dial ends as a link or as a failure. Else anything may overtake anything; control messages never
+wait behind tensors.
 
 What can be done to it: any path slowed, cut (in one direction or both), clogged (nothing passes
 for a while, then all at once, as behind a full pipe), or its link broken. A cut path is silent:
@@ -44,10 +45,10 @@ class NetworkProfile:
 class _Way:
     """One direction of a link."""
 
-    free_at_s: float = 0.0
-    """No message may arrive before the one sent ahead of it."""
-    held: list[tuple[Any, int]] = field(default_factory=list)
-    """Sent while the path was cut or clogged."""
+    free_at_s: dict[int, float] = field(default_factory=dict)
+    """By priority: no message may arrive before the one sent ahead of it."""
+    held: list[tuple[Any, int, int]] = field(default_factory=list)
+    """(item, size_bytes, priority) sent while the path was cut or clogged."""
 
 
 @dataclass(slots=True)
@@ -90,8 +91,11 @@ class Network:
 
     # ---------------------------------------------------------------------------------- messages
 
-    def send(self, source: int, target: int, item: Any, size_bytes: int) -> bool:
-        """False if there is no link. Into a link whose other end is gone it vanishes."""
+    def send(self, source: int, target: int, item: Any, size_bytes: int, priority: int = 1) -> bool:
+        """False if there is no link. Into a link whose other end is gone it vanishes.
+
+        priority: 0, control, does not wait for the upload; the others share it.
+        """
         link = self._links.get(_pair(source, target))
         if link is None or source not in link.ends:
             return False
@@ -99,21 +103,30 @@ class Network:
         self.sent_bytes += size_bytes + FRAME_BYTES
         way = link.ways[source, target]
         if way.held or not self._is_open(source, target):
-            way.held.append((item, size_bytes))
+            way.held.append((item, size_bytes, priority))
         else:
-            self._carry(link, way, source, target, item, size_bytes)
+            self._carry(link, way, source, target, item, size_bytes, priority)
         return True
 
     def _carry(
-        self, link: _SimLink, way: _Way, source: int, target: int, item: Any, size_bytes: int
+        self,
+        link: _SimLink,
+        way: _Way,
+        source: int,
+        target: int,
+        item: Any,
+        size_bytes: int,
+        priority: int,
     ) -> None:
         profile = self._profile
         upload_s = (size_bytes + FRAME_BYTES) / profile.bandwidth_bytes_per_s
-        left_s = max(self._world.now_s, self._upload_free_s.get(source, 0.0)) + upload_s
-        self._upload_free_s[source] = left_s
+        left_s = self._world.now_s + upload_s
+        if priority:
+            left_s = max(left_s, self._upload_free_s.get(source, 0.0) + upload_s)
+            self._upload_free_s[source] = left_s
         delay_s = self.delay_s(source, target) * (1.0 + profile.jitter * self._rng.random())
-        arrives_s = max(left_s + delay_s, way.free_at_s)
-        way.free_at_s = arrives_s
+        arrives_s = max(left_s + delay_s, way.free_at_s.get(priority, 0.0))
+        way.free_at_s[priority] = arrives_s
         self._world.at(arrives_s, self._arrive, link.epoch, source, target, item)
 
     def _arrive(self, epoch: int, source: int, target: int, item: Any) -> None:
@@ -197,7 +210,7 @@ class Network:
         """What was sent before still arrives; then the other side sees the end."""
         link.ends.discard(peer)
         way = link.ways[peer, other]
-        noticed_s = max(self._world.now_s + self.delay_s(peer, other), way.free_at_s)
+        noticed_s = max(self._world.now_s + self.delay_s(peer, other), *way.free_at_s.values(), 0.0)
         cause = "lost"
         if silently or not self._is_open(peer, other):
             noticed_s, cause = self._world.now_s + self._profile.stall_s, "stalled"
@@ -257,8 +270,8 @@ class Network:
             return
         way = link.ways[source, target]
         held, way.held = way.held, []
-        for item, size_bytes in held:
-            self._carry(link, way, source, target, item, size_bytes)
+        for item, size_bytes, priority in held:
+            self._carry(link, way, source, target, item, size_bytes, priority)
 
     def _stall(self, source: int, target: int) -> None:
         """A path closed all through stall_s: what lies below gives the link up."""

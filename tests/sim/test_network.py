@@ -59,6 +59,16 @@ def test_messages_of_different_links_may_overtake() -> None:
     assert wire.arrived(1) == ["small", "large"]
 
 
+def test_control_does_not_wait_behind_a_tensor() -> None:
+    wire = Wire().linked()
+    wire.network.send(0, 1, "tensor", 5_000_000, priority=1)
+    wire.network.send(0, 1, "probe", 20, priority=0)
+    wire.run(1.0)
+    assert wire.arrived(1) == ["probe"]
+    wire.run(9.0)
+    assert wire.arrived(1) == ["probe", "tensor"]
+
+
 def test_upload_is_shared_and_bounded() -> None:
     wire = Wire().linked(0, 1).linked(0, 2)
     begun_s = wire.world.now_s

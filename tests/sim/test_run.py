@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
+from typing import Any
 
 import pytest
 
+from swarmd.errors import UserError
+from swarmd.protocols.audit import Audit, SampleRange
+from swarmd.protocols.leases import LeaseBook
 from swarmd.protocols.membership import Membership
 from swarmd.protocols.own_record import OwnRecord
+from swarmd.protocols.peer import PeerMachine
 from swarmd.sim.gossip_peer import GossipPeer
 from swarmd.sim.run import INVARIANT_BROKEN, OK, PEER_CRASHED, TARGET_MISSED, SimOptions, run
 
-SMALL = {"peers": 5, "stages": 2, "rounds": 2}
+SMALL = {"peers": 5, "stages": 2, "rounds": 2, "coordinator_only": True}
 
 
 def test_report_begins_with_the_seed_and_ends_with_what_repeats_it() -> None:
     lines: list[str] = []
-    result = run(SimOptions(**SMALL, seed=9, kill=1), lines.append)
+    result = run(SimOptions(peers=5, stages=2, rounds=2, seed=9, kill=1), lines.append)
     assert lines[0] == "seed 9"
     assert lines[-1] == "swarmd sim --peers 5 --stages 2 --rounds 2 --seed 9 --kill 1"
     assert (result.outcome, result.exit_code) == ("target_reached", OK)
@@ -53,7 +59,7 @@ def test_json_has_the_documented_fields() -> None:
 
 
 def test_kill_kills_so_many_for_good() -> None:
-    result = run(SimOptions(peers=8, stages=2, rounds=2, seed=2, kill=3))
+    result = run(SimOptions(**SMALL | {"peers": 8}, seed=2, kill=3))
     crashes = [text for text in result.faults_drawn if " crash " in text]
     assert len(crashes) == 3
     assert all("for good" in text for text in crashes)
@@ -68,7 +74,7 @@ def test_given_network_is_not_drawn() -> None:
 
 def test_broken_rule_exits_10(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(OwnRecord, "refute", lambda self, life: None)
-    result = run(SimOptions(peers=16, stages=2, rounds=3, seed=1, scenario="liars"))
+    result = run(SimOptions(**SMALL | {"peers": 16, "rounds": 3}, seed=1, scenario="liars"))
     assert (result.outcome, result.exit_code) == ("invariant_broken", INVARIANT_BROKEN)
     assert any("false_death" in text for text in result.violations)
 
@@ -106,6 +112,37 @@ def test_until_failure_stops_at_the_first_seed_that_fails(
     result = run(options, seen.append)
     assert (result.seed, result.exit_code) == (7, PEER_CRASHED)
     assert "--seed 7" in result.command
+
+
+@pytest.mark.parametrize("wrong", [{"scenario": "no_such"}, {"kill": 5}, {"kill": -1}])
+def test_options_that_make_no_sense_are_the_users_error(wrong: dict[str, Any]) -> None:
+    with pytest.raises(UserError) as caught:
+        run(SimOptions(**SMALL, **wrong))
+    assert caught.value.exit_code == 2
+
+
+def test_unclean_end_of_a_whole_peer_exits_10(monkeypatch: pytest.MonkeyPatch) -> None:
+    audit = LeaseBook.audit
+
+    def with_a_gap(self: LeaseBook, now_s: float) -> Audit:
+        return replace(audit(self, now_s), gaps=(SampleRange(0, 3, 0),))
+
+    monkeypatch.setattr(LeaseBook, "audit", with_a_gap)
+    result = run(SimOptions(peers=3, stages=2, rounds=1, seed=1, scenario="calm"))
+    assert result.exit_code == INVARIANT_BROKEN
+    assert any("unclean_end" in text for text in result.violations)
+
+
+def test_round_that_falls_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    review = PeerMachine._review
+
+    def back(self: PeerMachine, now_s: float) -> list[Any]:
+        effects = review(self, now_s)
+        return [*effects, *self.membership.update_own(now_s, round=0)]
+
+    monkeypatch.setattr(PeerMachine, "_review", back)
+    result = run(SimOptions(peers=3, stages=2, rounds=1, seed=1, scenario="calm"))
+    assert any("round_fell" in text for text in result.violations)
 
 
 def test_until_failure_ends_when_its_seeds_are_used_up() -> None:

@@ -1,6 +1,7 @@
-"""Many seeds: drawn swarms, drawn networks, drawn faults; no rule is broken, and all settle.
+"""Many seeds: drawn swarms, drawn networks, drawn faults; no rule is broken, and all come to rest.
 
-How many: SWARMD_SIM_SEEDS (200). A failing one prints the command that repeats it.
+How many: SWARMD_SIM_SEEDS (200) of the coordinator, a few of whole peers, which cost more. A
+failing one prints the command that repeats it.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import os
 import subprocess
 import sys
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
 
 import pytest
 
@@ -23,7 +25,13 @@ WORKERS = max(1, min(2, os.cpu_count() or 1))
 
 def options_of(seed: int) -> SimOptions:
     """4 to 24 peers, 1 to 4 stages: the size is drawn too."""
-    return SimOptions(peers=4 + seed * 7 % 21, stages=1 + seed % 4, rounds=3, seed=seed)
+    return SimOptions(
+        peers=4 + seed * 7 % 21,
+        stages=1 + seed % 4,
+        rounds=3,
+        seed=seed,
+        coordinator_only=True,
+    )
 
 
 def run_seeds(seeds: range) -> list[SimResult]:
@@ -45,34 +53,55 @@ def test_all_seeds_keep_the_rules_and_settle() -> None:
 
 @pytest.mark.parametrize("name", sorted(SCENARIOS))
 def test_scenario_keeps_the_rules_and_settles(name: str) -> None:
-    result = run(SimOptions(peers=8, stages=2, rounds=4, seed=11, scenario=name))
+    options = SimOptions(peers=8, stages=2, rounds=4, seed=11, scenario=name, coordinator_only=True)
+    result = run(options)
     assert result.exit_code == OK, result.violations
 
 
+@pytest.mark.parametrize("name", ["calm", "founder_dies", "mass_leave", "partition_heal"])
+def test_whole_peers_bear_the_scenario_and_finish_their_run(name: str) -> None:
+    result = run(SimOptions(peers=6, stages=2, rounds=2, seed=11, scenario=name))
+    assert result.exit_code == OK, result.violations
+    assert result.tokens_per_s is not None
+    assert result.tokens_per_s > 0
+    assert sum(result.wait_share_by_reason.values()) == pytest.approx(1.0, abs=0.01)
+
+
 def test_same_seed_gives_the_same_run_and_another_seed_another() -> None:
-    options = SimOptions(peers=8, stages=2, rounds=2, seed=5)
-    first, second = run(options), run(options)
-    assert first == second
-    assert first.trace_hash != run(SimOptions(peers=8, stages=2, rounds=2, seed=6)).trace_hash
+    for coordinator_only in (True, False):
+        options = SimOptions(peers=6, stages=2, rounds=2, seed=5, coordinator_only=coordinator_only)
+        first, second = run(options), run(options)
+        assert first == second
+        assert first.trace_hash != run(replace(options, seed=6)).trace_hash
 
 
 def test_encoding_every_message_for_real_changes_nothing_that_peers_see() -> None:
     """Every message is within its own bounds, and the estimated sizes are close."""
-    options = SimOptions(peers=8, stages=2, rounds=2, seed=5, bandwidth_bytes_per_s=1e12)
-    near, exact = run(options), run(SimOptions(**{**_plain(options), "exact": True}))
+    options = SimOptions(
+        peers=8,
+        stages=2,
+        rounds=2,
+        seed=5,
+        bandwidth_bytes_per_s=1e12,
+        coordinator_only=True,
+    )
+    near, exact = run(options), run(replace(options, exact=True))
     assert exact.exit_code == OK
     assert near.bytes_per_peer_per_s == pytest.approx(exact.bytes_per_peer_per_s, rel=0.05)
 
 
-def _plain(options: SimOptions) -> dict[str, object]:
-    return {name: getattr(options, name) for name in SimOptions.__dataclass_fields__}
+def test_whole_peers_send_only_what_can_be_encoded() -> None:
+    result = run(SimOptions(peers=4, stages=2, rounds=1, seed=5, scenario="calm", exact=True))
+    assert result.exit_code == OK, result.violations
 
 
 @pytest.mark.process
 def test_trace_does_not_depend_on_the_hash_seed() -> None:
     program = (
         "import json; from swarmd.sim.run import SimOptions, run;"
-        "results = [run(SimOptions(peers=8, stages=2, rounds=2, seed=s)) for s in (3, 4)];"
+        "kinds = [(3, True), (4, True), (3, False)];"
+        "results = [run(SimOptions(peers=6, stages=2, rounds=2, seed=s, coordinator_only=c))"
+        " for s, c in kinds];"
         "print(json.dumps([r.trace_hash for r in results]))"
     )
     hashes = []
