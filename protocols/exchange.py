@@ -316,6 +316,11 @@ class Exchange:
     def not_reduced(self, part: int) -> None:
         self._parts.keep(part)
 
+    def refused(self, number: int, code: str) -> None:
+        """What a member brought to a part that came to nothing."""
+        if code:
+            self.record.rejected[number, code] += 1
+
     def taken(self, part: int) -> None:
         """The worker has looked at a mean; our reducer's own need not be kept for us."""
         self._reducer.taken(part, self.group.own)

@@ -61,6 +61,7 @@ class ReducerOwner(Protocol):
     def send(self, member: Member, message: Message, payload: BufferRef | None = None) -> None: ...
     def reduced(self, reduced: ReducedPart) -> None: ...
     def not_reduced(self, part: int) -> None: ...
+    def refused(self, number: int, code: str) -> None: ...
     def changed(self, now_s: float) -> None: ...
 
 
@@ -217,6 +218,9 @@ class Reducer:
         self, part: int, numbers: list[int], outcome: JobResult | JobFailure, now_s: float
     ) -> None:
         if isinstance(outcome, JobFailure) or outcome.output is None:
+            if isinstance(outcome, JobResult):  # nothing sound of any weight
+                for number, code in zip(numbers, outcome.data["codes"], strict=True):
+                    self._owner.refused(number, code)
             self._give_up(part, outcome.code if isinstance(outcome, JobFailure) else SILENT)
             self._owner.changed(now_s)
             return

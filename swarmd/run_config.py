@@ -17,6 +17,7 @@ from typing import Any, get_type_hints
 import msgpack
 
 from swarmd.protocols.ids import RunId
+from swarmd.protocols.mix_parts import DENSE_WIRES
 from swarmd.protocols.run_shape import RunShape
 
 BOUNDARY_KINDS = ("dense", "subspace", "anchored")
@@ -143,9 +144,14 @@ class OuterConfig:
         _require(self.mix1_group >= 0, "outer.mix1_group", "must not be negative")
         _require(self.mix2_group >= 0, "outer.mix2_group", "must not be negative")
         _require(self.mix2_cover in ("all", "shallow"), "outer.mix2_cover", "all or shallow")
-        _require(self.mix1_wire in WIRE_DTYPES, "outer.mix1_wire", f"one of {WIRE_DTYPES}")
-        _require(self.mix2_wire in WIRE_DTYPES, "outer.mix2_wire", f"one of {WIRE_DTYPES}")
+        _require(self.mix1_wire in DENSE_WIRES, "outer.mix1_wire", f"one of {DENSE_WIRES}")
+        _require(self.mix2_wire in DENSE_WIRES, "outer.mix2_wire", f"one of {DENSE_WIRES}")
         _require(0 <= self.sparse_topk <= 1, "outer.sparse_topk", "is in 0..1")
+        _require(
+            self.mu == 0 or self.sparse_topk == 0,
+            "outer.sparse_topk",
+            "keeps what it does not send, which is momentum already: outer.mu must be 0",
+        )
         _require(self.robust in ("none", "centered_clip"), "outer.robust", "none, centered_clip")
 
 

@@ -224,7 +224,11 @@ class Replica:
         except FakeJobFailed as failure:
             self.deliver(fx.ComputeFailed(job_id, JobFailure(failure.code)))
             return
-        output = None if content is None else self.slots.acquire(content, job.output_bytes)
+        output = None
+        if content is not None:
+            is_bytes = isinstance(content, bytes)
+            size = len(content) if is_bytes else job.output_bytes
+            output = self.slots.acquire(content, size)
         self.deliver(fx.ComputeDone(job_id, JobResult(output=output, data=data)))
 
     def lose_worker(self) -> None:

@@ -6,7 +6,7 @@
     load_state  the inverse, from a file or an input slot
 
 A handler takes the worker, the call's args, the input views and the output view, and returns
-(data, bytes written to the output). Others register theirs in `STAGE_CALLS`.
+(data, bytes written to the output). Those of the outer round are in outer_calls.py.
 
 A state is one safetensors body: `param/<name>`, and with moments `first/<name>`, `second/<name>`,
 `updates`, `momentum_product`; metadata `format`, `run_id`, `stage`, `next_step`. T_fixed and U come
@@ -28,6 +28,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save, save_file
 from torch import Tensor
 
+from swarmd.compute.outer_calls import OUTER_CALLS
 from swarmd.compute.tensor_bytes import payload_bytes_max
 from swarmd.errors import JobFailed
 from swarmd.partition import flops_per_token
@@ -122,6 +123,7 @@ def load_state(
 
 
 STAGE_CALLS: dict[str, Handler] = {
+    **OUTER_CALLS,
     "info": info,
     "digest": digest,
     "state": state,
@@ -203,6 +205,7 @@ def restore(worker: StageWorker, body: bytes) -> None:
             raise JobFailed("malformed", str(error)) from None
     worker.params, worker.inner_state = params, inner_state
     worker.next_step = int(metadata["next_step"])
+    worker.outer = None
     worker.graphs.clear()
     worker.sums.take()
 

@@ -39,6 +39,7 @@ from torch import Tensor
 from swarmd.compute.accumulator import GradientSums, MicroBatchGradients
 from swarmd.compute.failure_codes import failure_of
 from swarmd.compute.graphs import CountedMicroBatches, GraphKey, HeldGraph, HeldGraphs
+from swarmd.compute.outer_state import OuterState
 from swarmd.compute.stage_calls import STAGE_CALLS, load_checkpoint
 from swarmd.compute.tensor_bytes import PayloadCodec
 from swarmd.compute_api import WorkerConfig
@@ -89,6 +90,8 @@ class StageWorker:
         self.sums = GradientSums()
         self.graphs = HeldGraphs()
         self.counted = CountedMicroBatches()
+        self.outer: OuterState | None = None
+        """Of the outer rounds (outer_calls.py); None before the first."""
         self.next_step = 0
         """The step that the present weights are for: they went through all before it."""
         self.steps_skipped = 0
