@@ -209,7 +209,8 @@ class Judgement:
         elif self._prober.heard_recently(peer, now_s) and not self._owes_answer(peer, life, now_s):
             self._ask(peer, life, rumour, now_s)
         elif self._is_worth_hearing(source, rumour, life, now_s):
-            self._believe(entry, life, rumour, peer in strangers, now_s)
+            is_vouched = peer in strangers and source != rumour.accuser
+            self._believe(entry, life, rumour, is_vouched, now_s)
 
     def _hear_of_ourselves(self, source: PeerId, rumour: Rumour, life: Life, now_s: float) -> None:
         if not self._accusers.is_genuine(rumour):
@@ -252,10 +253,14 @@ class Judgement:
         return self._accusers.spend(accuser, self._roster.present_count, now_s)
 
     def _believe(
-        self, entry: Entry, life: Life, rumour: Rumour, is_stranger: bool, now_s: float
+        self, entry: Entry, life: Life, rumour: Rumour, is_vouched: bool, now_s: float
     ) -> None:
         """A death is believed at once if the peer had stood accused here for half the least time,
-        on voices enough; else it stands accused now, and has the least time to answer."""
+        on voices enough; else it stands accused now, and has the least time to answer.
+
+        is_vouched: of a peer that we never knew, and by another than who buried it: a newcomer must
+        not wake the dead of the whole swarm.
+        """
         peer = PeerId(rumour.peer)
         if rumour.verdict != "dead":
             self._suspect(entry, life, rumour, "hearsay", now_s)
@@ -263,7 +268,7 @@ class Judgement:
         held = self._suspicions.get(peer)
         had_time = held is not None and self._suspicions.is_half_spent(peer, now_s)
         self._suspect(entry, life, rumour, "hearsay", now_s)
-        if is_stranger or (had_time and self._is_known_enough(peer)):
+        if is_vouched or (had_time and self._is_known_enough(peer)):
             self._bury(entry, rumour, now_s)
         elif peer in self._suspicions:
             self._suspicions.hasten(peer)
@@ -358,6 +363,7 @@ class Judgement:
             self.is_gossip_urgent = True
         if entry.liveness is Liveness.ALIVE:
             self._roster.set_liveness(entry, Liveness.SUSPECT, now_s)
+            self._keeper.hurry(peer, now_s)
             self._emit("peer_suspect", peer=peer, accuser=accuser, why=why)
 
     def _bury(self, entry: Entry, death: Rumour, now_s: float) -> None:

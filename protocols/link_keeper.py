@@ -164,6 +164,12 @@ class LinkKeeper:
             retry.failures = 0
             retry.next_s = 0.0
 
+    def hurry(self, peer: PeerId, now_s: float) -> None:
+        """It stands accused: one try now, whatever the back-off, so that it can answer."""
+        retry = self._retries.get(peer)
+        if retry is not None:
+            retry.next_s = min(retry.next_s, now_s)
+
     def dial(self, peer: PeerId) -> list[Effect]:
         """At once, for a helper's probe. Nothing if a dial is on its way or no address is known."""
         retry = self._retries.setdefault(peer, _Retry())

@@ -188,6 +188,19 @@ class TestSilence:
         pair.do(A, fx.LinkDown(B, "lost"))
         assert pair.names(A)[-1] == "peer_suspect"
 
+    def test_suspect_is_dialled_at_once_whatever_the_back_off(self) -> None:
+        machine = started(b=record("b", addresses=("/b",)))
+        now_s = 100.0
+        for _ in range(6):
+            machine.handle(fx.LinkUp(B), now_s)
+            now_s += 0.2
+            machine.handle(fx.LinkDown(B, "lost"), now_s)
+            now_s += 0.3
+            effects = machine.handle(fx.TimerFired(TICK), now_s)
+            answer = signed(record("b", version=9, refutation=int(10 * now_s)))
+            assert any(isinstance(effect, fx.Dial) and effect.peer == B for effect in effects)
+            machine.learn(answer, B, now_s)
+
     def test_end_of_a_link_after_goodbye_is_not_suspect(self) -> None:
         pair = linked_pair()
         pair.do(A, fx.Arrived(B, control.Goodbye(reason="surplus")))
@@ -379,6 +392,12 @@ class TestRumours:
         )
         pair.do(A, fx.Arrived(B, news))
         assert self.liveness(pair) is Liveness.DEAD
+
+    def test_stranger_that_only_its_accuser_calls_dead_may_answer(self) -> None:
+        pair = linked_pair()
+        news = gossip.Gossip(records=(signed(record("c")),), rumours=(rumour_by("b", "c", "dead"),))
+        pair.do(A, fx.Arrived(B, news))
+        assert self.liveness(pair) is Liveness.SUSPECT
 
     def test_rumour_of_an_earlier_life_is_stale(self) -> None:
         pair = self.with_c()
