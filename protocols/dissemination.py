@@ -118,6 +118,10 @@ class Dissemination:
                 del self._pieces[topic]
         return tuple(records), tuple(rumours)
 
+    @property
+    def has_urgent(self) -> bool:
+        return any(piece.is_urgent for piece in self._pieces.values())
+
     def settle(self, links: Iterable[PeerId]) -> None:
         """Forget the pieces that each of these has."""
         present = set(links)

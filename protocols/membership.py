@@ -12,6 +12,7 @@ Each part has its file:
     suspicion      who stands accused, how long        local_health   whether it is our own fault
     dissemination  what is still to be told            anti_entropy   what gossip missed
     judgement      what we make of what we hear        accusers       who may accuse, how often
+    telling        when news leaves, and to whom
 
 This file turns events into calls on them, and keeps one rule of its own: a pause of ours (SIGSTOP,
 a starved host) accuses nobody. A machine (effects.py): no clock, no randomness of its own.
@@ -36,20 +37,17 @@ from swarmd.protocols.judgement import Judgement
 from swarmd.protocols.link_keeper import Link, LinkKeeper
 from swarmd.protocols.local_health import LocalHealth
 from swarmd.protocols.membership_limits import MembershipLimits
-from swarmd.protocols.messages import Message, control, gossip
+from swarmd.protocols.messages import control, gossip
 from swarmd.protocols.messages.gossip import PeerRecord, Rumour, SignedRecord
 from swarmd.protocols.own_record import OwnRecord, Sign
 from swarmd.protocols.probing import Prober
 from swarmd.protocols.rings import Rings
 from swarmd.protocols.roster import Roster, RosterView, Verify
 from swarmd.protocols.suspicion import Suspicions
+from swarmd.protocols.telling import GOSSIP, Teller
 
 TICK = "membership/tick"
-GOSSIP = "membership/gossip"
 FORGET_EVERY_S = 60.0
-SYNC_AFTER_RECORDS = 8
-"""More news than this from one message is a merger of rosters: it travels on by comparing digests
-with the other links, which costs each of them only what it lacks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,16 +83,17 @@ class Membership:
         self.health = LocalHealth(limits.health_score_max)
         self.rings = Rings(limits.rings, limits.full_mesh_max)
         self.keeper = LinkKeeper(self.peer, limits, self.roster, self.rings, rng)
+        self.news = Dissemination()
+        self._out: list[Effect] = []
+        anti_entropy = AntiEntropy(self.roster, limits.forget_s / 2)
+        self.teller = Teller(limits, self.keeper, self.news, anti_entropy, self._out, rng)
         self.prober = Prober(
-            self.peer, limits, self.health, self.keeper, self.rings, self._news_for, rng
+            self.peer, limits, self.health, self.keeper, self.rings, self.teller.news_for, rng
         )
         self.suspicions = Suspicions(
             limits.suspicion_s_min, limits.suspicion_s_max, limits.confirmations
         )
-        self.news = Dissemination()
-        self.anti_entropy = AntiEntropy(self.roster, limits.forget_s / 2)
         self.counters: Counter[str] = Counter()
-        self._out: list[Effect] = []
         self.judgement = Judgement(
             self.own,
             self.roster,
@@ -110,9 +109,6 @@ class Membership:
         )
         self._rng = rng
         self._tick_due_s = math.inf
-        self._gossip_is_set = False
-        self._sync_due_s = 0.0
-        self._sync_with: set[PeerId] = set()
         self._forget_due_s = 0.0
         self._woke_until_s = -math.inf
         self._has_left = False
@@ -168,7 +164,7 @@ class Membership:
         """
         if self.own.change(changes, now_s):
             self.judgement.publish(now_s, urgent=True)
-        return self._flush()
+        return self._flush(now_s)
 
     def introduce(self, peer: PeerId, addresses: Iterable[str]) -> list[Effect]:
         """An entry address; dialled at the next tick, and again until its peer is known."""
@@ -182,7 +178,7 @@ class Membership:
     def learn(self, signed: SignedRecord, source: PeerId, now_s: float) -> list[Effect]:
         """A record that came some other way, as in a Hello."""
         self._take_news(source, (signed,), (), now_s)
-        return self._flush()
+        return self._flush(now_s)
 
     def heard(self, peer: PeerId, now_s: float) -> list[Effect]:
         """A message that is none of gossip's came from this neighbour: it lives."""
@@ -190,12 +186,12 @@ class Membership:
         link = self.keeper.links.get(peer)
         if link is not None:
             self._heard(peer, link, now_s)
-        return self._flush()
+        return self._flush(now_s)
 
     def refute(self, now_s: float, why: str) -> list[Effect]:
         """Contradict whatever others may hold against us."""
         self.judgement.refute((self.record.incarnation, self.record.refutation), now_s, why)
-        return self._flush()
+        return self._flush(now_s)
 
     def leave(self, now_s: float) -> list[Effect]:
         """Say goodbye to everybody: our last record. Nothing is done after it."""
@@ -204,7 +200,7 @@ class Membership:
         self._has_left = True
         for peer in sorted(self.keeper.links):
             self._out.append(fx.Send(peer, gossip.Gossip(records=(self.signed,))))
-        return self._flush()
+        return self._flush(now_s)
 
     def forget(self, peer: PeerId) -> bool:
         """Drop a dead entry from our own roster; others keep theirs."""
@@ -224,7 +220,7 @@ class Membership:
                 if name == TICK:
                     self._on_tick(now_s)
                 elif name == GOSSIP:
-                    self._on_gossip_timer(now_s)
+                    self.teller.on_timer(now_s)
             case fx.LinkUp(peer):
                 self._on_link_up(peer, now_s)
             case fx.LinkDown(peer, cause):
@@ -236,13 +232,12 @@ class Membership:
                     self.health.lagged()
             case fx.Started():
                 self._on_started(now_s)
-        return self._flush()
+        return self._flush(now_s)
 
-    def _flush(self) -> list[Effect]:
-        if self.judgement.is_gossip_urgent and not self._gossip_is_set:
-            self._gossip_is_set = True
-            self._out.append(fx.SetTimer(GOSSIP, self.limits.gossip_delay_s))
-        self.judgement.is_gossip_urgent = False
+    def _flush(self, now_s: float) -> list[Effect]:
+        if self.judgement.is_gossip_urgent:
+            self.judgement.is_gossip_urgent = False
+            self.teller.hurry(now_s)
         effects = self._out[:]
         self._out.clear()
         return effects
@@ -252,7 +247,7 @@ class Membership:
         self.roster.put_own(self.signed, self.record, now_s)
         self.rings.add(self.peer)
         self.keeper.rings_changed()
-        self._sync_due_s = now_s + self.limits.sync_interval_s * self._rng.uniform(0.5, 1.5)
+        self.teller.start(now_s)
         self._set_tick(now_s, self.limits.tick_s * self._rng.uniform(0.1, 1.0))
 
     def _set_tick(self, now_s: float, delay_s: float) -> None:
@@ -285,9 +280,7 @@ class Membership:
         self._out += self.keeper.tick(now_s)
         if self.own.is_due(now_s):
             self.judgement.publish(now_s, urgent=False)
-        self._sync_when_due(now_s)
-        if len(self.news):
-            self._tell_neglected_links(now_s)
+        self.teller.tick(now_s)
         if now_s >= self._forget_due_s:
             self._forget_due_s = now_s + FORGET_EVERY_S
             self.keeper.forget(self.roster.forget_older_than(self.limits.forget_s, now_s))
@@ -299,7 +292,7 @@ class Membership:
         self.roster.heard(peer, now_s)
         self.judgement.link_went_up(peer, now_s)
         if self.peer < peer:
-            self._send(peer, self.anti_entropy.summary(now_s))
+            self.teller.sync(peer, now_s)
 
     def _on_link_down(self, peer: PeerId, cause: str, now_s: float) -> None:
         is_unmeant = self.keeper.link_down(peer, now_s)
@@ -368,36 +361,22 @@ class Membership:
     def _on_gossip(self, peer: PeerId, link: Link, news: gossip.Gossip, now_s: float) -> None:
         self._take_news(peer, news.records, news.rumours, now_s)
         if news.wanted:
-            entries = self.anti_entropy.fulfil(news.wanted)
-            for message in self.anti_entropy.messages(entries, []):
-                self._send(peer, message)
+            self.teller.fulfil(peer, news.wanted)
 
     def _on_sync_summary(
         self, peer: PeerId, link: Link, summary: gossip.SyncSummary, now_s: float
     ) -> None:
-        entries = self.anti_entropy.compare(summary, now_s)
-        if entries is not None:
-            self._send(peer, entries)
+        self.teller.answer_summary(peer, summary, now_s)
 
     def _on_sync_entries(
         self, peer: PeerId, link: Link, entries: gossip.SyncEntries, now_s: float
     ) -> None:
-        found = self.anti_entropy.difference(entries, now_s)
-        for message in self.anti_entropy.messages(found.lacking, found.wanted):
-            self._send(peer, message)
-        if found.is_cut:
-            self._sync_with.add(peer)
+        self.teller.answer_entries(peer, entries, now_s)
 
     def _on_goodbye(self, peer: PeerId, link: Link, goodbye: control.Goodbye, now_s: float) -> None:
         self._out += self.keeper.drop(peer, "goodbye")
 
     # --------------------------------------------------------------------------------------- news
-
-    def _send(self, peer: PeerId, message: Message) -> None:
-        self._out.append(fx.Send(peer, message))
-
-    def _news_for(self, link: PeerId) -> tuple[tuple[SignedRecord, ...], tuple[Rumour, ...]]:
-        return self.news.take(link)
 
     def _take_news(
         self,
@@ -411,39 +390,4 @@ class Membership:
         strangers, learned = self.judgement.take_records(source, records, now_s)
         for rumour in rumours:
             self.judgement.take_rumour(source, rumour, strangers, now_s)
-        if learned > SYNC_AFTER_RECORDS:
-            self._sync_with.update(peer for peer in self.keeper.links if peer != source)
-
-    def _on_gossip_timer(self, now_s: float) -> None:
-        self._gossip_is_set = False
-        listeners = self.keeper.neighbours()
-        for peer in listeners:
-            self._gossip_to(peer, now_s)
-        self.news.settle(listeners)
-
-    def _gossip_to(self, peer: PeerId, now_s: float) -> None:
-        records, rumours = self._news_for(peer)
-        self.keeper.links[peer].told_s = now_s
-        if records or rumours:
-            self._send(peer, gossip.Gossip(records=records, rumours=rumours))
-
-    def _tell_neglected_links(self, now_s: float) -> None:
-        """Busy links are not probed, so nothing rides to them of itself."""
-        since_s = now_s - 1.5 * self.limits.probe_interval_s
-        neglected = [peer for peer, link in self.keeper.links.items() if link.told_s < since_s]
-        for peer in sorted(neglected):
-            self._gossip_to(peer, now_s)
-        self.news.settle(self.keeper.neighbours())
-
-    def _sync_when_due(self, now_s: float) -> None:
-        partners = self._sync_with
-        if now_s >= self._sync_due_s:
-            self._sync_due_s = now_s + self.limits.sync_interval_s * self._rng.uniform(0.75, 1.25)
-            if self.keeper.links:
-                partners.add(self._rng.choice(sorted(self.keeper.links)))
-        if not partners:
-            return
-        for peer in sorted(partners):
-            if peer in self.keeper.links:
-                self._send(peer, self.anti_entropy.summary(now_s))
-        partners.clear()
+        self.teller.merged(source, learned)

@@ -59,6 +59,8 @@ class MembershipLimits:
 
     gossip_delay_s: float = 0.1
     """Urgent news is held so long to travel together. Lower: faster, more messages."""
+    gossip_spacing_s: float = 0.3
+    """Between two such sendings at least: bounds messages where urgent news never ends."""
     sync_interval_s: float = 30.0
     """Anti-entropy with a random neighbour; also on every new link."""
     progress_s_min: float = 2.0
@@ -114,6 +116,7 @@ def local() -> MembershipLimits:
         retry_max_s=10.0,
         reunite_s=0.5,
         gossip_delay_s=0.05,
+        gossip_spacing_s=0.15,
         sync_interval_s=10.0,
         progress_s_min=0.5,
         identity_window_s=10.0,

@@ -12,9 +12,10 @@ from swarmd.protocols import effects as fx
 from swarmd.protocols.accusers import Accusers
 from swarmd.protocols.errors import LocalProtocolError
 from swarmd.protocols.ids import PeerId
-from swarmd.protocols.membership import GOSSIP, TICK, Membership
+from swarmd.protocols.membership import TICK, Membership
 from swarmd.protocols.messages import control, gossip
 from swarmd.protocols.roster import Liveness
+from swarmd.protocols.telling import GOSSIP
 from swarmd.sim.cluster import signature_of, verify
 
 A, B, C, D = (peer_id(name) for name in "abcd")
