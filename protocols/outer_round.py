@@ -9,7 +9,8 @@
     COMMIT     what the steps made of x becomes the weights
 
 Mix2's means are applied as they come, so their bytes are never held. Alone, with alpha 1 and mu 0,
-there is nothing to do: the replica goes on from where it is, bit for bit (RND-07).
+there is nothing to do: the replica goes on from where it is, bit for bit (RND-07). Its first round
+is remembered in any case: where many start at once, who else is there shows only later.
 """
 
 from __future__ import annotations
@@ -67,7 +68,8 @@ class _Gradient:
 
 
 class OuterRound:
-    """`weightless`: a newcomer; it receives and is not counted. Call `advance` after any event."""
+    """weightless: a newcomer; it receives and is not counted. is_first: of this replica's rounds.
+    Call `advance` after any event."""
 
     def __init__(
         self,
@@ -77,10 +79,12 @@ class OuterRound:
         effects: list[fx.Effect],
         *,
         weightless: bool,
+        is_first: bool,
         now_s: float,
     ) -> None:
         self.number = number
         self.weightless = weightless
+        self._is_first = is_first
         self.phase = Phase.SNAPSHOT
         self.begun_s = now_s
         self.inner_ended_s: float | None = None
@@ -131,9 +135,12 @@ class OuterRound:
         because the others are so far."""
         return self.number if self._skips_to is None else self._skips_to
 
+    @property
+    def _is_alone(self) -> bool:
+        return len(self.group(MIX1)) == len(self.group(MIX2)) == 1
+
     def begin(self, now_s: float) -> None:
-        is_alone = len(self.group(MIX1)) == len(self.group(MIX2)) == 1
-        if is_alone and self._around.rules.is_plain:
+        if self._is_alone and self._around.rules.is_plain and not self._is_first:
             self.phase = Phase.INNER
             return
         self._desk.ask(self, snapshot_call(self.number), self._snapshot_made)
@@ -222,7 +229,10 @@ class OuterRound:
                 return
             self.mix1.close(now_s)
         elif len(self.group(MIX2)) == 1 or self._skips_to is not None:
-            self._begin_apply()
+            if self._around.rules.is_plain:
+                self.phase = Phase.DONE  # the step would change nothing
+            else:
+                self._begin_apply()
             return
         self._look_at_gradient()
 

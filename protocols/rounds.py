@@ -67,6 +67,11 @@ class RoundLimits:
     mix1_s_first: float = 60.0
     mix2_s_first: float = 30.0
 
+    @classmethod
+    def local(cls) -> RoundLimits:
+        """All on one machine."""
+        return cls(mix1_s_first=10.0, mix2_s_first=5.0)
+
 
 class RoundKeeper:
     """See the header. `next_job_id` gives numbers that no other machine of this peer uses."""
@@ -105,6 +110,7 @@ class RoundKeeper:
         self._rounds_s: deque[float] = deque(maxlen=32)
         self._witnessed: dict[int, dict[PeerId, int]] = {}
         self._is_held = False
+        self._first_round = 0
         self._ended_round = -1
         self._armed_s: float | None = None
 
@@ -132,6 +138,17 @@ class RoundKeeper:
         if current.phase is Phase.MIX2 and current.mix2 is not None:
             return current.mix2.times.grace_until_s + current.mix2.times.last_words_s
         return current.inner_ended_s + self._around.grace_s + self._around.mix2_deadline.seconds
+
+    @property
+    def mixing(self) -> tuple[int, int] | None:
+        """(others that are there, others that there should be), while a mix holds the pipeline."""
+        current = self._current
+        if current is None or current.inner_ended_s is None:
+            return None
+        on = [one for one in current.exchanges if not one.is_closed]
+        if not on:
+            return None
+        return len(on[-1].group.present()), len(on[-1].group) - 1
 
     def set_replicas(self, present: Mapping[PeerId, int], now_s: float) -> list[fx.Effect]:
         """Active replicas of our stage, ourselves included, each with the first round that it takes
@@ -162,6 +179,7 @@ class RoundKeeper:
         """
         self._abort()
         self._weightless_rounds = WEIGHTLESS_ROUNDS_MAX if joins else 0
+        self._first_round = round_number
         self._begin(round_number, now_s)
         return self._settle(now_s)
 
@@ -331,6 +349,7 @@ class RoundKeeper:
             self._desk,
             self._effects,
             weightless=self._weightless_rounds > 0,
+            is_first=number == self._first_round,
             now_s=now_s,
         )
         self._current.begin(now_s)

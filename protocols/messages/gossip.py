@@ -88,6 +88,9 @@ class PeerRecord(Message):
     """Never holds a stage, and is never counted as one that trains."""
     settled: bool = flag(default=False)
     """Has held its stage for the minimum dwell: may be asked to move for the swarm's sake."""
+    mixes_from: int = uint(limits.ROUND_MAX, default=0)
+    """The first outer round in which it exchanges with its stage's replicas: told a round ahead, so
+    that all count it in at the same one."""
     recent_starts: int = uint(1 << 16, default=0)
     """Starts within assignment.FLAP_WINDOW_S, this one included, as its own disk remembers."""
 
