@@ -35,7 +35,7 @@ from swarmd.protocols.mix_group import (
 )
 from swarmd.protocols.mix_jobs import JobDesk
 from swarmd.protocols.own_parts import OwnParts
-from swarmd.protocols.reducer import CLIPPED, ReducedPart, Reducer
+from swarmd.protocols.reducer import ReducedPart, Reducer
 
 TICKS_PER_PATIENCE = 4
 TICK_S_MIN, TICK_S_AGAIN = 0.05, 0.1
@@ -164,28 +164,6 @@ class Exchange:
         self._reducer.drop_means()
         self._parts.abort()
         self.is_closed = True
-
-    def included(self) -> tuple[PeerId, ...]:
-        """Members whose values are in every part that has a mean."""
-        bits = self.record.included(self.group.own)
-        return tuple(peer for number, peer in enumerate(self.plan.members) if bits >> number & 1)
-
-    def missing(self) -> dict[PeerId, str]:
-        """Members who should be in and are not, and why."""
-        known = [*sorted(self.record.told), *sorted(self.record.rejected)]
-        codes = {number: code for number, code in known if code != CLIPPED}
-        included = self.included()
-        return {
-            member.peer: codes.get(member.number) or member.out or LATE
-            for member in self.group.members
-            if member.peer not in included and self._brings_something(member)
-        }
-
-    def _brings_something(self, member: Member) -> bool:
-        """Whether it was to be in the means at all: a newcomer only receives."""
-        if member.number == self.group.own:
-            return self.plan.weight > 0
-        return member.weight > 0 or not member.is_there
 
     @property
     def has_mixed(self) -> bool:

@@ -19,7 +19,6 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
-from itertools import pairwise
 from typing import Any
 
 from swarmd.protocols import effects as fx
@@ -35,14 +34,13 @@ from swarmd.protocols.outer_rules import (
     Range,
     apply_call,
     commit_call,
+    cut,
     gradient_call,
+    joined,
     snapshot_call,
 )
 from swarmd.protocols.round_report import MixReport, RoundReport, mix_report, outcome_of
 from swarmd.protocols.round_surroundings import Surroundings
-
-RANGE_ELEMENTS = 1 << 22
-"""Coordinates that one job looks at or steps: some ten milliseconds, less than a micro-batch."""
 
 
 class Phase(Enum):
@@ -402,20 +400,3 @@ class OuterRound:
             was_reset=self._resets,
             bytes=moved,
         )
-
-
-def cut(first: int, end: int) -> list[Range]:
-    """Into pieces of one job each."""
-    starts = [*range(first, end, RANGE_ELEMENTS), end] if first < end else []
-    return [Range(start, stop - start) for start, stop in pairwise(starts)]
-
-
-def joined(ranges: list[Range]) -> list[Range]:
-    """Neighbours as one. The ranges ascend."""
-    out: list[Range] = []
-    for where in ranges:
-        if out and out[-1].first + out[-1].count == where.first:
-            out[-1] = Range(out[-1].first, out[-1].count + where.count)
-        else:
-            out.append(where)
-    return out

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from swarmd.protocols.jobs import BufferRef, StageCall
 from swarmd.protocols.mix_parts import Wire
@@ -27,6 +28,10 @@ NORM_RATIO_MAX = 10.0
 be short against the whole vector; ten times, because parts of honest members differ: the rows of
 rare tokens move at one replica and not at another, yet no coordinate moves much further than all
 do under Adam. Guess, never tuned."""
+
+
+RANGE_ELEMENTS = 1 << 22
+"""Coordinates that one job looks at or steps: some ten milliseconds, less than a micro-batch."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,6 +70,23 @@ class Range:
 
     first: int
     count: int
+
+
+def cut(first: int, end: int) -> list[Range]:
+    """Into pieces of one job each."""
+    starts = [*range(first, end, RANGE_ELEMENTS), end] if first < end else []
+    return [Range(start, stop - start) for start, stop in pairwise(starts)]
+
+
+def joined(ranges: list[Range]) -> list[Range]:
+    """Neighbours as one. The ranges ascend."""
+    out: list[Range] = []
+    for where in ranges:
+        if out and out[-1].first + out[-1].count == where.first:
+            out[-1] = Range(out[-1].first, out[-1].count + where.count)
+        else:
+            out.append(where)
+    return out
 
 
 def snapshot_call(round_number: int) -> StageCall:

@@ -11,6 +11,8 @@ from typing import Any
 from swarmd.protocols.exchange import Exchange
 from swarmd.protocols.exchange_plan import ExchangeBytes
 from swarmd.protocols.ids import PeerId
+from swarmd.protocols.mix_group import LATE, Member
+from swarmd.protocols.reducer import CLIPPED
 
 ROUNDS_REMEMBERED = 10
 """`communication.comm_s_per_round` is a median over so many."""
@@ -102,12 +104,13 @@ def mix_report(exchange: Exchange, now_s: float) -> MixReport:
     def peers_of(bits: int) -> tuple[PeerId, ...]:
         return tuple(peer for number, peer in enumerate(plan.members) if bits >> number & 1)
 
+    included = peers_of(record.included(exchange.group.own))
     ended_s = now_s if record.decided_s is None else record.decided_s
     return MixReport(
         mix=plan.mix,
         members=plan.members,
-        included=exchange.included(),
-        missing=tuple(sorted(exchange.missing().items())),
+        included=included,
+        missing=tuple(sorted(_missing(exchange, included).items())),
         parts=tuple((peers_of(bits), count) for bits, count in sorted(record.parts_of.items())),
         rejected=tuple(
             (plan.members[number], code, count)
@@ -119,6 +122,24 @@ def mix_report(exchange: Exchange, now_s: float) -> MixReport:
         was_late=record.was_late,
         elapsed_s=ended_s - exchange.times.start_s,
     )
+
+
+def _missing(exchange: Exchange, included: tuple[PeerId, ...]) -> dict[PeerId, str]:
+    """Members who should be in and are not, and why: what we saw before what others say."""
+    known = [*sorted(exchange.record.told), *sorted(exchange.record.rejected)]
+    codes = {number: code for number, code in known if code != CLIPPED}
+    return {
+        member.peer: codes.get(member.number) or member.out or LATE
+        for member in exchange.group.members
+        if member.peer not in included and _brings_something(exchange, member)
+    }
+
+
+def _brings_something(exchange: Exchange, member: Member) -> bool:
+    """Whether it was to be in the means at all: a newcomer only receives."""
+    if member.number == exchange.group.own:
+        return exchange.plan.weight > 0
+    return member.weight > 0 or not member.is_there
 
 
 def outcome_of(
@@ -199,3 +220,22 @@ class RoundStatistics:
     contributions: Mapping[PeerId, int]
     absent: tuple[PeerId, ...]
     """Members of our stage that nobody waits for until they give a sign of life."""
+
+    @classmethod
+    def of(cls, totals: RoundTotals, **others: Any) -> RoundStatistics:
+        """From the sums over all rounds, and what the keeper knows beside them."""
+        moved = totals.bytes
+        return cls(
+            last=totals.last,
+            committed=totals.outcomes["committed"],
+            partial=totals.outcomes["partial"],
+            skipped=totals.outcomes["skipped"],
+            resets=totals.resets,
+            comm_s_per_round=totals.comm_s_per_round,
+            raw_bytes_sent=moved.raw_sent,
+            wire_bytes_sent=moved.wire_sent,
+            raw_bytes_received=moved.raw_received,
+            wire_bytes_received=moved.wire_received,
+            contributions=dict(totals.contributions),
+            **others,
+        )

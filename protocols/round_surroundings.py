@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from swarmd.protocols.ids import PeerId, RunId
 from swarmd.protocols.mix_deadline import MixDeadline
-from swarmd.protocols.mix_group import UNREACHABLE
+from swarmd.protocols.mix_group import LATE, SILENT, UNREACHABLE, WITHDRAWN, Member
 from swarmd.protocols.mixing import MIX1, Draw, group_of, mix1_group_size
 from swarmd.protocols.outer_rules import OuterRules
 from swarmd.protocols.round_report import MixReport
@@ -20,11 +20,26 @@ RESET_GRADIENTS, RESET_MEDIANS = 3.0, 8.0
 """Own disagreement that is too much: in lengths of an outer gradient, and against its median."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoundLimits:
+    """The longest exchanges until five are known; from then on deadlines adapt."""
+
+    mix1_s_first: float = 60.0
+    mix2_s_first: float = 30.0
+
+    @classmethod
+    def local(cls) -> RoundLimits:
+        """All on one machine."""
+        return cls(mix1_s_first=10.0, mix2_s_first=5.0)
+
+
 @dataclass(slots=True)
 class Surroundings:
     """Kept up to date by RoundKeeper."""
 
     run_id: RunId
+    rounds: int
+    """Of the run."""
     own: PeerId
     stage: int
     rules: OuterRules
@@ -91,6 +106,15 @@ class Surroundings:
         """A round of few samples has a short one: what was usual is forgotten by half a round."""
         if norm is not None:
             self.gradient_norm = max(norm, (self.gradient_norm or 0.0) / 2) or None
+
+    def saw_member(self, member: Member) -> None:
+        """What a member did in an exchange decides whether the next one waits for it."""
+        if member.out in (SILENT, WITHDRAWN):
+            self.absent[member.peer] = member.out
+        if member.is_there:
+            self.tardy.discard(member.peer)
+        elif member.out == LATE and not member.is_ahead:
+            self.tardy.add(member.peer)
 
     def saw_exchange(self, mix: MixReport) -> None:
         """What an exchange that has ended teaches about how long the next may take."""

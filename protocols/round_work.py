@@ -19,7 +19,8 @@ from swarmd.protocols.outer_rules import OuterRules
 from swarmd.protocols.pipeline import Pipeline
 from swarmd.protocols.reasons import Reason
 from swarmd.protocols.roster import PeerView
-from swarmd.protocols.rounds import RoundKeeper, RoundLimits
+from swarmd.protocols.round_surroundings import RoundLimits
+from swarmd.protocols.rounds import RoundKeeper
 from swarmd.protocols.run_shape import RunShape
 
 

@@ -27,7 +27,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from statistics import median
 
 from swarmd.protocols import effects as fx
@@ -37,40 +36,24 @@ from swarmd.protocols.messages import Message
 from swarmd.protocols.messages import mixing as wire
 from swarmd.protocols.mix_conduct import MixConduct
 from swarmd.protocols.mix_deadline import MixDeadline, grace_s
-from swarmd.protocols.mix_group import LATE, SILENT, WITHDRAWN, Member
+from swarmd.protocols.mix_group import LATE, WITHDRAWN
 from swarmd.protocols.mix_jobs import JobDesk
-from swarmd.protocols.mixing import MIX2, group_digest, taking_part
+from swarmd.protocols.mix_strays import WRONG_GROUP, why_not_here
+from swarmd.protocols.mixing import taking_part
 from swarmd.protocols.outer_round import OuterRound, Phase
 from swarmd.protocols.outer_rules import OuterRules
 from swarmd.protocols.round_report import MixReport, RoundStatistics, RoundTotals
-from swarmd.protocols.round_surroundings import Surroundings
+from swarmd.protocols.round_surroundings import RoundLimits, Surroundings
 from swarmd.protocols.run_shape import RunShape
 
 TICK = "rounds/tick"
 TICK_S_MIN = 0.001
-ROUNDS_LATE = 2
-"""What belongs to one of so many rounds before is late; of an earlier one, wrong."""
-WRONG_GROUP = "wrong_group"
-"""The rosters of two peers differ. No fault of either."""
 WEIGHTLESS_ROUNDS_MAX = 3
 """A newcomer that nobody mixes with counts after so many rounds: if all of a stage are newcomers,
 somebody has to."""
 LINGERING_MAX = 4
 """Ended exchanges with means that somebody has not taken."""
 WITNESSED_ROUNDS = 4
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RoundLimits:
-    """The longest exchanges until five are known; from then on deadlines adapt."""
-
-    mix1_s_first: float = 60.0
-    mix2_s_first: float = 30.0
-
-    @classmethod
-    def local(cls) -> RoundLimits:
-        """All on one machine."""
-        return cls(mix1_s_first=10.0, mix2_s_first=5.0)
 
 
 class RoundKeeper:
@@ -94,6 +77,7 @@ class RoundKeeper:
         self._present: dict[PeerId, int] = {own: 0}
         self._around = Surroundings(
             run_id=shape.run_id,
+            rounds=shape.rounds,
             own=own,
             stage=stage,
             rules=rules,
@@ -214,9 +198,9 @@ class RoundKeeper:
     def handle(self, event: fx.Event, now_s: float) -> list[fx.Effect]:
         """Never raises for what a peer sent: rule breakers are refused, and counted."""
         match event:
-            case fx.Arrived(message=message) if isinstance(message, MESSAGES):
+            case fx.Arrived(message=message) if isinstance(message, wire.MESSAGES):
                 self._arrived(event, message, now_s)
-            case fx.SendFailed(message=message) if isinstance(message, MESSAGES):
+            case fx.SendFailed(message=message) if isinstance(message, wire.MESSAGES):
                 exchange = self._exchange_of(message.ref)
                 if exchange is not None:
                     exchange.not_sent(event, now_s)
@@ -272,7 +256,7 @@ class RoundKeeper:
     def _exchange_of(self, ref: wire.MixRef) -> Exchange | None:
         return next((one for one in self._exchanges if one.plan.ref == ref), None)
 
-    def _arrived(self, event: fx.Arrived, message: MixMessage, now_s: float) -> None:
+    def _arrived(self, event: fx.Arrived, message: wire.MixMessage, now_s: float) -> None:
         peer, ref = event.peer, message.ref
         if not isinstance(message, wire.NotTaken):
             self._around.absent.pop(peer, None)
@@ -291,31 +275,13 @@ class RoundKeeper:
 
     def _answer_stray(self, peer: PeerId, ref: wire.MixRef) -> None:
         """An offer or a part for an exchange that is not on here: not yet, no more, or never."""
-        code = self._why_not(ref)
+        code = why_not_here(ref, self._around, self._current, self._ended_round)
         if code is None:
             self._send(peer, wire.Later(ref=ref))
             return
         self._send(peer, wire.NotTaken(ref=ref, code=code))
         if code not in (WITHDRAWN, WRONG_GROUP):
             self._judge(peer, ref.round, code)
-
-    def _why_not(self, ref: wire.MixRef) -> str | None:
-        """Why this exchange is not on here; None if it may be soon."""
-        current = self._current
-        if ref.stage != self._around.stage:
-            return "wrong_stage"
-        if ref.round >= self._shape.rounds:
-            return "wrong_round"
-        if ref.round <= self._ended_round or (current and ref.round < current.number):
-            newest = self._ended_round if current is None else current.number - 1
-            return LATE if ref.round > newest - ROUNDS_LATE else "wrong_round"
-        if current is None:
-            return WITHDRAWN
-        if ref.round > current.number or (ref.mix == MIX2 and not current.is_past(MIX2)):
-            return None
-        if current.is_past(ref.mix) or group_digest(current.group(ref.mix)) != ref.group:
-            return WRONG_GROUP
-        return None
 
     def _send(self, peer: PeerId, message: Message) -> None:
         self._effects.append(fx.Send(peer, message, priority=fx.Priority.MIX))
@@ -401,7 +367,7 @@ class RoundKeeper:
         for exchange, mix in zip(current.exchanges, mixes, strict=True):
             self._around.saw_exchange(mix)
             for member in exchange.group.others():
-                self._learn_of(member)
+                self._around.saw_member(member)
             for peer, code, _ in mix.rejected:
                 self._refuse(peer, code)
             if mix.was_late:
@@ -410,14 +376,6 @@ class RoundKeeper:
         if self._weightless_rounds:
             has_mixed = any(mix.mixed for mix in mixes)
             self._weightless_rounds = 0 if has_mixed else self._weightless_rounds - 1
-
-    def _learn_of(self, member: Member) -> None:
-        if member.out in (SILENT, WITHDRAWN):
-            self._around.absent[member.peer] = member.out
-        if member.is_there:
-            self._around.tardy.discard(member.peer)
-        elif member.out == LATE and not member.is_ahead:
-            self._around.tardy.add(member.peer)
 
     @property
     def round_median_s(self) -> float | None:
@@ -449,40 +407,16 @@ class RoundKeeper:
             self._effects.append(fx.SetTimer(TICK, max(TICK_S_MIN, due_s - now_s)))
 
     def statistics(self, now_s: float) -> RoundStatistics:
-        totals, moved = self.totals, self.totals.bytes
-        return RoundStatistics(
+        around = self._around
+        return RoundStatistics.of(
+            self.totals,
             round=-1 if self._current is None else self._current.number,
             phase=self.phase,
             is_newcomer=self._weightless_rounds > 0,
-            last=totals.last,
-            committed=totals.outcomes["committed"],
-            partial=totals.outcomes["partial"],
-            skipped=totals.outcomes["skipped"],
             late_updates=self.conduct.late_total,
             rejected_updates=self.conduct.rejected_total,
-            resets=totals.resets,
-            comm_s_per_round=totals.comm_s_per_round,
             round_median_s=self.round_median_s,
-            round_deadline_s=self._around.mix2_deadline.seconds,
-            update_grace_s=self._around.grace_s,
-            raw_bytes_sent=moved.raw_sent,
-            wire_bytes_sent=moved.wire_sent,
-            raw_bytes_received=moved.raw_received,
-            wire_bytes_received=moved.wire_received,
-            contributions=dict(totals.contributions),
-            absent=tuple(sorted(self._around.absent)),
+            round_deadline_s=around.mix2_deadline.seconds,
+            update_grace_s=around.grace_s,
+            absent=tuple(sorted(around.absent)),
         )
-
-
-MixMessage = (
-    wire.Offer | wire.Later | wire.Part | wire.Mean | wire.Taken | wire.NoRoom | wire.NotTaken
-)
-MESSAGES = (
-    wire.Offer,
-    wire.Later,
-    wire.Part,
-    wire.Mean,
-    wire.Taken,
-    wire.NoRoom,
-    wire.NotTaken,
-)

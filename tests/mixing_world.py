@@ -21,7 +21,8 @@ from swarmd.protocols.ids import PeerId, RunId
 from swarmd.protocols.jobs import BufferRef, JobFailure, JobResult, StageCall
 from swarmd.protocols.messages import Message
 from swarmd.protocols.outer_rules import OuterRules
-from swarmd.protocols.rounds import RoundKeeper, RoundLimits
+from swarmd.protocols.round_surroundings import RoundLimits
+from swarmd.protocols.rounds import RoundKeeper
 from swarmd.protocols.run_shape import RunShape
 from swarmd.protocols.wire import decode, encode
 from swarmd.sim.fake_outer import FakeJobFailed, FakeOuter, Values

@@ -118,3 +118,8 @@ class NotTaken(Message):
     ref: MixRef = nested(MixRef)
     code: str = text()
     part: int | None = optional(uint(PARTS_MAX))
+
+
+MixMessage = Offer | Later | Part | Mean | Taken | NoRoom | NotTaken
+MESSAGES = (Offer, Later, Part, Mean, Taken, NoRoom, NotTaken)
+"""Those that are sent by themselves; each has a `ref`."""
