@@ -97,6 +97,7 @@ class FakeCompute:
         self._queue: deque[_Queued] = deque()
         self._epoch = 0
         self._stage: int | None = None
+        self._is_loaded = False
         self._state: str | None = None
         self._graphs: set[tuple[MicroBatchId, int]] = set()
         self.steps = 0
@@ -124,7 +125,7 @@ class FakeCompute:
     def submit(self, job_id: int, job: Job) -> None:
         inputs = tuple(self._slots.content(ref) for ref in _refs_of(job))
         self._queue.append(_Queued(job_id, job, inputs))
-        if len(self._queue) == 1 and self._stage is not None:
+        if len(self._queue) == 1 and self._is_loaded:
             self._begin()
 
     def die(self, code: str = "worker_died") -> None:
@@ -147,16 +148,18 @@ class FakeCompute:
         self._graphs.clear()
         self._epoch += 1
         self._stage = None
+        self._is_loaded = False
 
     # --------------------------------------------------------------------------------------- lane
 
     def _loaded(self, epoch: int) -> None:
         if epoch == self._epoch:
+            self._is_loaded = True
+            if self._queue:
+                self._begin()
             self._tell(
                 fx.ComputeReady({"state": self._state, "device": "sim", "stage": self._stage})
             )
-            if self._queue:
-                self._begin()
 
     def _begin(self) -> None:
         job = self._queue[0].job
