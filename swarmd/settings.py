@@ -266,12 +266,10 @@ SETTINGS: tuple[Setting, ...] = (
     ),
     Setting(
         name="limit_up", section="limits", grammar=RATE, is_live=True,
-        is_obeyed=False,
         help="Cap on what is sent.",
     ),
     Setting(
         name="limit_down", section="limits", grammar=RATE, is_live=True,
-        is_obeyed=False,
         help="Cap on what is received.",
     ),
     Setting(

@@ -36,6 +36,13 @@ def _loss_target(text: str) -> str:
     return text
 
 
+def _shape(text: str) -> str:
+    from swarmd.units import parse_shape
+
+    parse_shape(text)
+    return text
+
+
 @command(section="Checking")
 @option("--peers", type=int, default=4, show_default=True, help="How many peers.")
 @option("--stages", type=int, default=2, show_default=True, help="How many pipeline stages.")
@@ -55,7 +62,7 @@ def _loss_target(text: str) -> str:
 @option("--boundary", metavar="KIND", help="dense, subspace or anchored[:r|full].")
 @option("--wire", metavar="DTYPE", help="fp32, bf16 or int8.")
 @option("--data", metavar="SOURCE", help="builtin:python, text:GLOB ...")
-@option("--shape", metavar="RATE[,DELAY[,JITTER]]", help="How every link behaves.")
+@option("--shape", type=Parsed("RATE[,DELAY[,JITTER]]", _shape), help="How every link behaves.")
 @option("--baseline", is_flag=True, help="Train the twin too, a plain loop in one process.")
 @option("--event", "events", multiple=True, metavar="'WHEN ACTION'", help="As '20s kill p2'.")
 @option("--inject", "injections", multiple=True, metavar="pN:SPEC", help="A fault on peer pN.")

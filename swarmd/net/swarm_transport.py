@@ -249,6 +249,7 @@ class SwarmTransport(LinkTransport):
     seed: the 32 bytes of the ed25519 key. listen_on: `/ip4/IP/tcp/PORT`, port 0 for a free one.
     announce, announce_bulk: what others are told instead of what is found.
     shape: what our links are made to behave like, for experiments (shaping.py).
+    up_bytes_per_s, down_bytes_per_s: what all links may use together; None: no limit.
     bulk_port: 0 for the port after the control plane's (or a free one), None for no bulk port.
     """
 
@@ -262,6 +263,8 @@ class SwarmTransport(LinkTransport):
         bulk_port: int | None = 0,
         announce_bulk: Sequence[str] = (),
         shape: LinkShape | None = None,
+        up_bytes_per_s: float | None = None,
+        down_bytes_per_s: float | None = None,
         limits: LinkLimits | None = None,
     ) -> None:
         limits = limits or LinkLimits()
@@ -275,6 +278,11 @@ class SwarmTransport(LinkTransport):
             shape=shape,
         )
         super().__init__(self._swarm_underlay, store, limits=limits, shape=shape)
+        self._caps_at_start = (up_bytes_per_s, down_bytes_per_s)
+
+    async def run(self, *, task_status: Any = trio.TASK_STATUS_IGNORED) -> None:
+        self._swarm_underlay.caps.set(*self._caps_at_start)
+        await super().run(task_status=task_status)
 
     def set_caps(
         self, *, up_bytes_per_s: float | None = None, down_bytes_per_s: float | None = None

@@ -36,6 +36,7 @@ from swarmd.node.files import FileLane
 from swarmd.node.handlers import control_handlers
 from swarmd.node.lane import ComputeLane
 from swarmd.node.late_store import LateStore
+from swarmd.node.open_transport import open_transport
 from swarmd.node.process_backend import ProcessBackend
 from swarmd.node.report import Reporter
 from swarmd.node.slot_plan import OUTPUT_RESERVE, slot_classes
@@ -141,17 +142,8 @@ class PeerNode:
     async def start_transport(self) -> None:
         """Listen. libp2p takes a second to import, so it happens while the socket answers."""
         assert self._nursery is not None
-        module = await trio.to_thread.run_sync(_import_transport)
-        host = self.config.listen.host if self.config.listen else "0.0.0.0"
-        kind = "ip6" if ":" in host else "ip4"
-        port = self.config.libp2p_port
-        bulk_port = self.config.wanted_bulk_port if port else 0
-        self.transport = module.SwarmTransport(
-            self.identity.seed,
-            [f"/{kind}/{host}/tcp/{port}"],
-            self._store,
-            announce=self.config.announce,
-            bulk_port=bulk_port,
+        self.transport = await trio.to_thread.run_sync(
+            open_transport, self.config, self.identity.seed, self._store
         )
         await self._nursery.start(self.transport.run)
         for wanted, used in self.transport.ports_changed.items():
@@ -404,12 +396,6 @@ class PeerNode:
     def _rng(self, purpose: str) -> random.Random:
         """Different on every peer and start; inside machines everything follows from it."""
         return random.Random(f"{self.identity.peer_id}/{self.incarnation}/{purpose}/{os.getpid()}")
-
-
-def _import_transport() -> Any:
-    from swarmd.net import swarm_transport
-
-    return swarm_transport
 
 
 def _hash_of(body: bytes) -> str:
