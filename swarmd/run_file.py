@@ -113,9 +113,10 @@ class RunPlan:
         """Everything that can be wrong but the data. The run lacks their hash: no run id yet."""
         return self._named(lambda: _draft(_plain(self.sections)))
 
-    def measure(self, cache_dir: Path) -> RunFile:
-        """The run. Packs the data into `cache_dir`, which may take a while where they are large."""
-        config = self._named(lambda: make_run(self.sections, cache_dir=cache_dir))
+    def measure(self, cache_dir: Path, tell: Callable[[Any], None] | None = None) -> RunFile:
+        """The run. Packs the data into `cache_dir`, which may take a while where they are large;
+        `tell` hears about it (token_writing.Progress)."""
+        config = self._named(lambda: make_run(self.sections, cache_dir=cache_dir, tell=tell))
         return RunFile(config, self.entries)
 
     def _named(self, make: Callable[[], RunConfig]) -> RunConfig:
@@ -147,9 +148,14 @@ def read_run_file(
         raise _named(document, error) from None
 
 
-def make_run(sections: Mapping[str, Mapping[str, Any]], *, cache_dir: Path) -> RunConfig:
+def make_run(
+    sections: Mapping[str, Mapping[str, Any]],
+    *,
+    cache_dir: Path,
+    tell: Callable[[Any], None] | None = None,
+) -> RunConfig:
     """The run that these sections mean, its data measured. Raises InvalidRun or UserError."""
-    return run_from_plain(_measured(_plain(sections), cache_dir))
+    return run_from_plain(_measured(_plain(sections), cache_dir, tell))
 
 
 def merge(
@@ -281,17 +287,25 @@ def _draft(plain: Mapping[str, Any]) -> RunConfig:
     return run_from_plain({**plain, "data": {**plain["data"], "epochs": 0, "samples_total": 0}})
 
 
-def _measured(plain: dict[str, Any], cache_dir: Path) -> dict[str, Any]:
+def _measured(
+    plain: dict[str, Any], cache_dir: Path, tell: Callable[[Any], None] | None
+) -> dict[str, Any]:
     """With content hash and samples of the data, unless the file gives what is needed."""
     epochs = plain["data"].get("epochs", 0)
     if type(epochs) is not int or epochs < 0:
         raise InvalidRun("run.data_epochs", "must be a whole number, 0 or more")
+    plain = {**plain, "data": _with_tokeniser(plain["data"], cache_dir)}
     run = _draft(plain)
     if run.data.content_hash and (not epochs or plain["data"].get("samples_total")):
         return plain
     from swarmd.data.corpus import measure_corpus
 
-    size = measure_corpus(run.data, run.sequence_tokens, cache_dir)
+    size = measure_corpus(run.data, run.sequence_tokens, cache_dir, tell=tell)
+    if size.vocab_size > run.model.vocab_size:
+        raise InvalidRun(
+            "model.vocab_size",
+            f"is {run.model.vocab_size}, but the tokeniser has {size.vocab_size} tokens",
+        )
     samples = epochs * size.samples_per_epoch
     data = replace(run.data, content_hash=size.content_hash)
     steps = run.total_steps
@@ -299,6 +313,17 @@ def _measured(plain: dict[str, Any], cache_dir: Path) -> dict[str, Any]:
         steps = min(steps, -(-samples // run.batch_samples))
     measured = {**asdict(data), "epochs": epochs, "samples_total": samples}
     return {**plain, "total_steps": steps, "data": measured}
+
+
+def _with_tokeniser(data: dict[str, Any], cache_dir: Path) -> dict[str, Any]:
+    """The tokeniser by its hash. A file gives its path, which is that of this machine alone;
+    ready-made tokens bring theirs."""
+    from swarmd.data.corpus import tokeniser_name
+
+    source, given = data.get("source", ""), data.get("tokeniser")
+    if not isinstance(source, str) or not isinstance(given, str | None):
+        return data  # named as it deserves by the checks of RunConfig
+    return {**data, "tokeniser": tokeniser_name(source, given, cache_dir)}
 
 
 def _entries(sections: Sections) -> tuple[PeerAddress, ...]:

@@ -1,13 +1,16 @@
-"""`swarmd data`: what was trained on, and the proof of it."""
+"""`swarmd data`: what is trained on, made ready beforehand, and the proof of what was."""
 
 from __future__ import annotations
 
-from swarmd.cli.framework import Session, group
+from pathlib import Path
+
+from swarmd.cli.framework import Parsed, Session, argument, group, option
+from swarmd.units import parse_size
 
 
 @group(section="Looking")
 def data(session: Session) -> None:
-    """The samples of a run, and the proof that each was counted once."""
+    """The samples of a run, made ready beforehand, and the proof that each was counted once."""
 
 
 @data.subcommand()
@@ -33,3 +36,75 @@ def audit(session: Session) -> int:
         for first, last in zip(ranges[::2], ranges[1::2], strict=True):
             session.printer.line(f"{name}  samples {first} to {last}")
     return 0 if told.clean else 1
+
+
+@data.subcommand()
+@argument("source", metavar="SOURCE")
+@argument("folder", metavar="DIR")
+@option(
+    "--tokenizer",
+    "tokeniser",
+    metavar="FILE",
+    default="bytes",
+    help="A tokenizer.json. Default: each byte is a token.",
+)
+@option("--held-out-share", type=float, default=0.05, help="Of the documents; default 0.05.")
+@option(
+    "--held-out-tokens",
+    type=int,
+    default=65_536,
+    help="Hold out so many at least, whatever the share says; default 65536.",
+)
+def tokenize(
+    session: Session,
+    source: str,
+    folder: str,
+    tokeniser: str,
+    held_out_share: float,
+    held_out_tokens: int,
+) -> None:
+    """Write the tokens of a source into DIR, to train on as tokens:DIR."""
+    from swarmd.cli import format as f
+    from swarmd.cli.data_work import Recipe, UserError
+    from swarmd.cli.data_work import tokenize as write
+
+    if not 0 < held_out_share < 0.5 or held_out_tokens < 1:
+        raise UserError("--held-out-share is in 0..0.5", code="usage", exit_code=2)
+    recipe = Recipe(held_out_share=held_out_share, held_out_tokens_min=held_out_tokens)
+    session.home.create()
+    found = write(source, Path(folder), tokeniser, session.home.cache, recipe, session.printer.say)
+    session.done(
+        f"{f.count(found['train_tokens'])} tokens to train on, "
+        f"{f.count(found['held_out_tokens'])} held out: {found['source']}",
+        found,
+        path=str(Path(folder).absolute()),
+    )
+    for name, text in (("mended_documents", "documents mended"), ("empty_texts", "texts empty")):
+        if found[name]:
+            session.printer.say(f"{f.count(found[name])} {text}")
+
+
+@data.subcommand()
+@argument("source", metavar="SOURCE")
+@argument("file", metavar="FILE")
+@option("--vocab-size", type=int, default=32_768, help="Tokens in all; default 32768.")
+@option(
+    "--text",
+    "text_bytes",
+    type=Parsed("SIZE", parse_size),
+    default="256MiB",
+    help="Learn from so much of the source; default 256MiB.",
+)
+def train_tokenizer(
+    session: Session, source: str, file: str, vocab_size: int, text_bytes: int
+) -> None:
+    """Learn a tokeniser (byte-pair encoding) from a source and write it to FILE."""
+    from swarmd.cli import format as f
+    from swarmd.cli.data_work import train
+
+    found = train(source, Path(file), vocab_size, text_bytes)
+    session.done(
+        f"{f.count(found['vocab_size'])} tokens, learnt from {f.size(found['text_bytes'])}",
+        found,
+        path=str(Path(file).absolute()),
+    )

@@ -28,7 +28,7 @@ def create(session: Session, file: str) -> None:
     plan = read_run_file(Path.cwd() / file)
     plan.check()
     session.home.create()
-    found = plan.measure(session.home.cache)
+    found = plan.measure(session.home.cache, lambda now: _tell(session, now))
     remember_run(session.home, found.config, found.entries, used_at=utc())
     _show(session, found.config, _link(found.config, found.entries))
 
@@ -126,6 +126,14 @@ def close(session: Session, name: str) -> None:
     session.confirm(f"Forget the run {known.config.name!r}?")
     forget_run(known)
     session.done(f"{known.config.name} is forgotten", {"id": known.config.run_id})
+
+
+def _tell(session: Session, now: Any) -> None:
+    """How far the data are packed; small ones are, before it would be worth a word."""
+    from swarmd.cli.data_work import progress_line
+
+    if now.seconds >= 1:
+        session.printer.say(progress_line(now))
 
 
 def _link(config: RunConfig, entries: Any) -> str:

@@ -19,18 +19,23 @@ and on every peer. The last of them may be shorter, too.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from swarmd.data.documents import EXIT_BAD_CONFIG, DataMissing
 from swarmd.data.order import Permutation
-from swarmd.data.packing import Packed, pack
-from swarmd.data.sources import DataMissing, Source, parse_source
-from swarmd.data.tokeniser import tokeniser_named
-from swarmd.errors import UserError
+from swarmd.data.packing import pack
+from swarmd.data.sources import Source, parse_source
+from swarmd.data.token_folder import Packed, TokenPart, open_folder
+from swarmd.data.token_writing import Recipe, Tell
+from swarmd.data.tokeniser import tokeniser_named, tokeniser_of
+from swarmd.errors import Corrupt, UserError
 from swarmd.protocols.ids import MicroBatchId
 from swarmd.run_config import DataConfig, RunConfig
 
@@ -40,6 +45,7 @@ class CorpusSize:
     """What a run's author must know of the data. Equal on every machine that has them."""
 
     content_hash: str
+    vocab_size: int
     documents: int
     held_out_documents: int
     tokens_total: int
@@ -50,12 +56,19 @@ class CorpusSize:
 
 
 class Corpus:
-    """Samples by micro-batch. Holds two file maps and no tokens."""
+    """Samples by micro-batch. Holds files open and no tokens."""
 
-    def __init__(self, packed: Packed, source: Source, run: RunConfig) -> None:
-        """Raises DataMissing if the data are too small for the run's sequences, UserError
-        (bad_config) if the run's count of samples is not that of its epochs."""
+    def __init__(
+        self, packed: Packed, source: Source, run: RunConfig, mend: Callable[[Corrupt], Packed]
+    ) -> None:
+        """mend: opens the data again when tokens turn out not to be what was written; raises
+        DataMissing where that cannot be.
+
+        Raises DataMissing if the data are too small for the run's sequences, UserError (bad_config)
+        if the run's count of samples is not that of its epochs.
+        """
         self._packed = packed
+        self._mend = mend
         self._run = run
         self._micro_batches_per_round = run.inner_steps * run.micro_batches_per_step
         self.size = _size(packed, source, run.data, run.sequence_tokens)
@@ -93,8 +106,16 @@ class Corpus:
     def samples(self, micro_batch: MicroBatchId) -> NDArray[Any]:
         """Token ids, shape (samples, sequence_tokens + 1), of the tokeniser's unsigned type.
 
-        Raises ValueError for a micro-batch that the run does not have.
+        Raises ValueError for a micro-batch that the run does not have, DataMissing where the tokens
+        are not what was written and cannot be made again.
         """
+        try:
+            return self._samples(micro_batch)
+        except Corrupt as error:
+            self._packed = self._mend(error)
+            return self._samples(micro_batch)
+
+    def _samples(self, micro_batch: MicroBatchId) -> NDArray[Any]:
         if micro_batch.held_out:
             numbers = self._rows(micro_batch.index, self._run.data.held_out_sequences, micro_batch)
             return self._read(self._packed.held_out, self._held_out_order(numbers))
@@ -121,12 +142,14 @@ class Corpus:
             places[epochs == epoch] = order(positions[epochs == epoch])
         return places
 
-    def _read(self, tokens: NDArray[Any], places: NDArray[np.int64]) -> NDArray[Any]:
+    def _read(self, tokens: TokenPart, places: NDArray[np.int64]) -> NDArray[Any]:
         length = self._run.sequence_tokens
-        return np.stack([tokens[place * length : place * length + length + 1] for place in places])
+        return np.stack([tokens.read(int(place) * length, length + 1) for place in places])
 
 
-def open_corpus(run: RunConfig, cache_dir: Path, *, source: str = "") -> Corpus:
+def open_corpus(
+    run: RunConfig, cache_dir: Path, *, source: str = "", tell: Tell | None = None
+) -> Corpus:
     """The run's data on this machine, packed into the cache if they are not there yet.
 
     source: where this machine keeps them, if not where the run says. The content must be the same.
@@ -134,39 +157,102 @@ def open_corpus(run: RunConfig, cache_dir: Path, *, source: str = "") -> Corpus:
     Raises DataMissing (code data_missing) if they are not here, unreadable or not the run's;
     UserError (bad_config) for a source or tokeniser that cannot be used; StoreError for the cache.
     """
-    tokeniser = tokeniser_named(run.data.tokeniser)
-    if tokeniser.vocab_size > run.model.vocab_size:
-        raise UserError(
-            f"the tokeniser has {tokeniser.vocab_size} tokens, the model {run.model.vocab_size}",
-            code="bad_config",
-            exit_code=78,
-            hint=f"set model.vocab_size to {tokeniser.vocab_size}",
-        )
     wanted = parse_source(run.data.source)
     found = parse_source(source) if source else wanted
-    packed = _packed(found, run.data, run.sequence_tokens, cache_dir)
-    return Corpus(packed, wanted, run)
+
+    def opened() -> Packed:
+        return _opened(found, run.data, run.sequence_tokens, cache_dir, tell)
+
+    packed = opened()
+    if packed.index.vocab_size > run.model.vocab_size:
+        raise UserError(
+            f"the tokeniser has {packed.index.vocab_size} tokens, the model {run.model.vocab_size}",
+            code="bad_config",
+            exit_code=EXIT_BAD_CONFIG,
+            hint=f"set model.vocab_size to {packed.index.vocab_size}",
+        )
+
+    def mended(error: Corrupt) -> Packed:
+        if found.folder is not None:
+            hint = "get the folder again, or write it anew with `swarmd data tokenize`"
+            raise DataMissing(str(error), path=str(error.path), hint=hint) from None
+        shutil.rmtree(packed.folder, ignore_errors=True)
+        return opened()
+
+    return Corpus(packed, wanted, run, mended)
 
 
-def measure_corpus(data: DataConfig, sequence_tokens: int, cache_dir: Path) -> CorpusSize:
+def measure_corpus(
+    data: DataConfig, sequence_tokens: int, cache_dir: Path, *, tell: Tell | None = None
+) -> CorpusSize:
     """Pack the data for a new run and say what they are. Raises as `open_corpus` does."""
     source = parse_source(data.source)
-    packed = _packed(source, data, sequence_tokens, cache_dir)
+    packed = _opened(source, data, sequence_tokens, cache_dir, tell)
     return _size(packed, source, data, sequence_tokens)
 
 
-def _packed(source: Source, data: DataConfig, sequence_tokens: int, cache_dir: Path) -> Packed:
-    return pack(
-        source,
-        tokeniser_named(data.tokeniser),
-        cache_dir,
+def tokeniser_name(source: str, given: str | None, cache_dir: Path) -> str:
+    """How a run calls the tokeniser that a person named: `bytes` or the hash of its file, which is
+    kept in the cache. None given: that of ready-made tokens, else bytes.
+
+    Raises UserError (bad_config), DataMissing.
+    """
+    folder = parse_source(source).folder if source else None
+    if given is None and folder is not None:
+        return _open_tokens(folder).index.tokeniser
+    return tokeniser_of(given or "bytes", cache_dir).name
+
+
+def _opened(
+    source: Source, data: DataConfig, sequence_tokens: int, cache_dir: Path, tell: Tell | None
+) -> Packed:
+    if source.folder is not None:
+        return _opened_tokens(source.folder, data)
+    recipe = Recipe(
         held_out_share=data.held_out_share,
         held_out_tokens_min=data.held_out_sequences * sequence_tokens + 1,
-        content_hash=data.content_hash,
     )
+    tokeniser = tokeniser_named(data.tokeniser, cache_dir)
+    return pack(source, tokeniser, cache_dir, recipe, content_hash=data.content_hash, tell=tell)
 
 
-def _sequences(tokens: NDArray[Any], sequence_tokens: int) -> int:
+def _opened_tokens(folder: Path, data: DataConfig) -> Packed:
+    """A folder that was made beforehand, if it is the run's."""
+    packed = _open_tokens(folder)
+    if data.tokeniser != packed.index.tokeniser:
+        raise UserError(
+            f"{folder} was made with the tokeniser {packed.index.tokeniser}, "
+            f"the run's is {data.tokeniser}",
+            code="bad_config",
+            exit_code=EXIT_BAD_CONFIG,
+            hint=f'set data.tokeniser = "{packed.index.tokeniser}"',
+        )
+    if data.content_hash not in ("", packed.content_hash):
+        raise DataMissing(
+            f"{folder} has other tokens than the run: {packed.content_hash}, "
+            f"not {data.content_hash}",
+            path=str(folder),
+            hint="the folder was written anew since the run was made, or is another one",
+        )
+    return packed
+
+
+def _open_tokens(folder: Path) -> Packed:
+    """Its root is the content hash."""
+    try:
+        packed = open_folder(folder)
+    except FileNotFoundError:
+        raise DataMissing(
+            f"there are no tokens in {folder}",
+            path=str(folder),
+            hint="`swarmd data tokenize SOURCE DIR` writes such a folder",
+        ) from None
+    except Corrupt as error:
+        raise DataMissing(str(error), path=str(error.path)) from None
+    return replace(packed, content_hash=packed.index.root)
+
+
+def _sequences(tokens: TokenPart, sequence_tokens: int) -> int:
     return max(0, (len(tokens) - 1) // sequence_tokens)
 
 
@@ -175,16 +261,17 @@ def _size(packed: Packed, source: Source, data: DataConfig, sequence_tokens: int
     held_out = _sequences(packed.held_out, sequence_tokens)
     if train < max(1, source.samples_max) or held_out < data.held_out_sequences:
         raise DataMissing(
-            f"{source.spec} is too small: {packed.documents} documents give {train} samples of "
-            f"{sequence_tokens} tokens to train on and {held_out} to hold out; the run wants "
+            f"{source.spec} is too small: {packed.index.documents} documents give {train} samples "
+            f"of {sequence_tokens} tokens to train on and {held_out} to hold out; the run wants "
             f"{max(1, source.samples_max)} and {data.held_out_sequences}",
             path=source.spec,
             hint="give more text, or lower run.sequence_tokens or data.held_out_sequences",
         )
     return CorpusSize(
         content_hash=packed.content_hash,
-        documents=packed.documents,
-        held_out_documents=packed.held_out_documents,
+        vocab_size=packed.index.vocab_size,
+        documents=packed.index.documents,
+        held_out_documents=packed.index.held_out_documents,
         tokens_total=len(packed.train) + len(packed.held_out),
         samples_per_epoch=source.samples_max or train,
         held_out_sequences=held_out,

@@ -2,44 +2,33 @@
 
 A source is named `KIND:WHAT`, as in a run file:
 
-    builtin:python        the standard library of the running interpreter (its own .py files)
-    builtin:python:N      the same, of which N samples are trained on
-    text:GLOB             text files, .gz as well, and .zst where `zstandard` is installed
-    jsonl:GLOB#FIELD      one JSON object a line; the text is in FIELD
+    builtin:python             the standard library of the running interpreter (its own .py files)
+    builtin:python:N           the same, of which N samples are trained on
+    text:GLOB                  text files, also .gz and .zst
+    jsonl:GLOB#FIELD           one JSON object a line, also .gz and .zst; the text is in FIELD
+    parquet:GLOB#COLUMN        Parquet files; the text is in COLUMN
+    hf:NAME#SPLIT,COLUMN       a data set as the `datasets` library finds it, read as a stream;
+    hf:NAME:CONFIG#...         NAME may be a folder. Without #: split train, column text
+    tokens:DIR                 what `swarmd data tokenize` wrote; nothing is tokenised again
 
-Documents are normalised, so that everything after this file may rely on it: valid UTF-8 (what is
-not becomes U+FFFD), no byte order mark, no zero byte (it separates documents; also U+FFFD), at most
-DOCUMENT_BYTES_MAX long (longer texts are cut after a line), never empty. A source is read as a
-stream: one document is in memory at a time.
-
-Names are relative to the part of GLOB without wildcards, with "/" everywhere, so that two machines
-may keep the same data in different places. The content hash covers names, lengths and bytes.
+What a document is, and how texts are mended: documents.py. A source is read as a stream: one
+document, or one batch of rows, is in memory at a time. What is missing, cut short or not as it was
+named is refused by name (DataMissing); rows without text are left out and counted.
 """
 
 from __future__ import annotations
 
-import codecs
-import glob
-import gzip
-import hashlib
-import io
-import json
 import os
 import sysconfig
-import zlib
+from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import BinaryIO, cast
 
+from swarmd.data.columns import hf_documents, parquet_documents
+from swarmd.data.documents import EXIT_BAD_CONFIG, ContentDigest, DataMissing, Document
+from swarmd.data.text_files import jsonl_documents, text_documents, text_file
 from swarmd.errors import UserError
-
-DOCUMENT_BYTES_MAX = 32 * 1024
-"""Small, so that a handful of large files still gives enough documents to hold some out."""
-
-READ_BYTES = 256 * 1024
-EXIT_BAD_CONFIG = 78
-REPLACEMENT = "\ufffd".encode()
 
 EXCLUDED_FOLDERS = frozenset(
     ("site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__", "lib-dynload")
@@ -49,30 +38,7 @@ EXCLUDED_FOLDERS = frozenset(
 GENERATED_PREFIXES = ("_sysconfigdata", "_sysconfig_vars", "sitecustomize", "usercustomize")
 """Written when Python is built or by the distribution: different on every platform."""
 
-
-class DataMissing(UserError):
-    """The data are not there, not readable, damaged, or not the run's.
-
-    `code` is the reason code data_missing; `path` is the file or pattern that is to blame.
-    """
-
-    def __init__(self, message: str, *, path: str, hint: str = "") -> None:
-        super().__init__(message, code="data_missing", exit_code=EXIT_BAD_CONFIG, hint=hint)
-        self.path = path
-
-
-@dataclass(frozen=True, slots=True)
-class Document:
-    name: str
-    content: bytes
-
-    def digest(self) -> bytes:
-        """32 bytes over name, length and content; what decides whether it is held out."""
-        name = self.name.encode("utf-8", "surrogateescape")
-        digest = hashlib.blake2b(digest_size=32, person=b"swarmd.document")
-        digest.update(len(name).to_bytes(8, "little") + name)
-        digest.update(len(self.content).to_bytes(8, "little") + self.content)
-        return digest.digest()
+KINDS = "builtin:python, text:GLOB, jsonl:GLOB#FIELD, parquet:GLOB#COLUMN, hf:NAME and tokens:DIR"
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,9 +46,18 @@ class Source:
     """A parsed source: `documents()` starts again from the beginning each time."""
 
     spec: str
-    documents: Callable[[], Iterator[Document]]
+    read: Callable[[Counter[str]], Iterator[Document]]
     samples_max: int = 0
     """Train on that many samples only; 0: on all."""
+    folder: Path | None = None
+    """Tokens instead of documents: where they are."""
+    left_out: Counter[str] = field(default_factory=Counter)
+    """By the pass under way, or the last: `empty`, texts without a character."""
+
+    def documents(self) -> Iterator[Document]:
+        """Raises DataMissing."""
+        self.left_out.clear()
+        return self.read(self.left_out)
 
 
 def parse_source(spec: str) -> Source:
@@ -94,13 +69,19 @@ def parse_source(spec: str) -> Source:
             raise _bad_source(spec, "built in are builtin:python and builtin:python:N")
         return Source(spec, _python_documents, samples_max=int(count or 0))
     if kind == "text" and what:
-        return Source(spec, lambda: _text_documents(what))
+        return Source(spec, lambda left_out: text_documents(what, left_out))
     if kind == "jsonl" and what:
-        pattern, _, field = what.rpartition("#")
-        if not pattern or not field:
-            raise _bad_source(spec, "write jsonl:GLOB#FIELD, with the field that holds the text")
-        return Source(spec, lambda: _jsonl_documents(pattern, field))
-    raise _bad_source(spec, "known are builtin:python, text:GLOB and jsonl:GLOB#FIELD")
+        pattern, field_name = _with_field(spec, what, "jsonl:GLOB#FIELD")
+        return Source(spec, lambda left_out: jsonl_documents(pattern, field_name, left_out))
+    if kind == "parquet" and what:
+        pattern, column = _with_field(spec, what, "parquet:GLOB#COLUMN")
+        return Source(spec, lambda left_out: parquet_documents(pattern, column, left_out))
+    if kind == "hf" and what:
+        named = _hf_parts(spec, what)
+        return Source(spec, lambda left_out: hf_documents(*named, left_out))
+    if kind == "tokens" and what:
+        return Source(spec, lambda _: _no_documents(spec), folder=Path(what).expanduser())
+    raise _bad_source(spec, f"known are {KINDS}")
 
 
 def content_hash(source: Source) -> str:
@@ -114,23 +95,28 @@ def content_hash(source: Source) -> str:
     return digest.hexdigest()
 
 
-class ContentDigest:
-    """The content hash, document by document, from the documents' own digests."""
-
-    def __init__(self) -> None:
-        self._digest = hashlib.blake2b(digest_size=32, person=b"swarmd.corpus.1")
-
-    def add(self, document_digest: bytes) -> None:
-        self._digest.update(document_digest)
-
-    def hexdigest(self) -> str:
-        return self._digest.hexdigest()
+def _with_field(spec: str, what: str, form: str) -> tuple[str, str]:
+    pattern, _, name = what.rpartition("#")
+    if not pattern or not name:
+        raise _bad_source(spec, f"write {form}, with the one that holds the text")
+    return pattern, name
 
 
-# ------------------------------------------------------------------------------------------- kinds
+def _hf_parts(spec: str, what: str) -> tuple[str, str, str, str]:
+    """(name, config, split, column)."""
+    named, _, rows = what.partition("#")
+    name, _, config = named.partition(":")
+    split, _, column = rows.partition(",")
+    if not name or ("#" in what and not split) or ("," in rows and not column):
+        raise _bad_source(spec, "write hf:NAME, hf:NAME:CONFIG, hf:NAME#SPLIT,COLUMN or all of it")
+    return name, config, split or "train", column or "text"
 
 
-def _python_documents() -> Iterator[Document]:
+def _no_documents(spec: str) -> Iterator[Document]:
+    raise DataMissing(f"{spec} has tokens, not documents", path=spec)
+
+
+def _python_documents(left_out: Counter[str]) -> Iterator[Document]:
     root = Path(sysconfig.get_paths()["stdlib"])
     names = sorted(_python_files(root))
     if not names:
@@ -140,7 +126,7 @@ def _python_documents() -> Iterator[Document]:
             hint="this interpreter comes without its library's sources; use text:GLOB",
         )
     for name in names:
-        yield from _text_file(name, root / name)
+        yield from text_file(name, root / name, left_out)
 
 
 def _python_files(root: Path) -> Iterator[str]:
@@ -153,138 +139,6 @@ def _python_files(root: Path) -> Iterator[str]:
         for name in files:
             if name.endswith(".py") and not name.startswith(GENERATED_PREFIXES):
                 yield (Path(folder) / name).relative_to(root).as_posix()
-
-
-def _text_documents(pattern: str) -> Iterator[Document]:
-    for name, path in _matching_files(pattern):
-        yield from _text_file(name, path)
-
-
-def _jsonl_documents(pattern: str, field: str) -> Iterator[Document]:
-    for name, path in _matching_files(pattern):
-        with _opened(path) as stream:
-            lines = io.TextIOWrapper(stream, encoding="utf-8", errors="replace", newline="\n")
-            for number, line in enumerate(_read_guarded(lines, path), start=1):
-                if not line.strip():
-                    continue
-                text = _field_of(line, field, f"{path}, line {number}")
-                body = io.BytesIO(text.encode("utf-8", "replace"))
-                yield from _pieces(f"{name}:{number}", body, path)
-
-
-def _field_of(line: str, field: str, where: str) -> str:
-    try:
-        value = json.loads(line)
-    except ValueError as error:
-        raise DataMissing(f"{where} is not JSON: {error}", path=where) from None
-    text = value.get(field) if isinstance(value, dict) else None
-    if not isinstance(text, str):
-        raise DataMissing(f"{where} has no text in the field {field!r}", path=where)
-    return text
-
-
-# ------------------------------------------------------------------------------------------- files
-
-
-def _matching_files(pattern: str) -> list[tuple[str, Path]]:
-    """(canonical name, path) of every file that matches, sorted by name."""
-    expanded = os.path.expanduser(pattern)
-    base = _folder_without_wildcards(expanded)
-    found = [Path(match) for match in glob.glob(expanded, recursive=True)]
-    files = sorted((path.relative_to(base).as_posix(), path) for path in found if path.is_file())
-    if not files:
-        raise DataMissing(
-            f"no file matches {pattern}",
-            path=pattern,
-            hint="quote the pattern, so that the shell leaves it alone; ** goes into folders",
-        )
-    return files
-
-
-def _folder_without_wildcards(pattern: str) -> Path:
-    parts = Path(pattern).parts
-    fixed = [*parts[:-1]]
-    for index, part in enumerate(fixed):
-        if glob.has_magic(part):
-            fixed = fixed[:index]
-            break
-    return Path(*fixed)
-
-
-def _text_file(name: str, path: Path) -> Iterator[Document]:
-    with _opened(path) as stream:
-        yield from _pieces(name, stream, path)
-
-
-def _opened(path: Path) -> BinaryIO:
-    try:
-        if path.suffix == ".gz":
-            return cast(BinaryIO, gzip.open(path, "rb"))
-        if path.suffix == ".zst":
-            return _opened_zst(path)
-        return path.open("rb")
-    except OSError as error:
-        raise _unreadable(path, error) from None
-
-
-def _opened_zst(path: Path) -> BinaryIO:
-    try:
-        import zstandard  # type: ignore[import-not-found, unused-ignore]
-    except ImportError:
-        raise DataMissing(
-            f"{path} is compressed with zstd, which this Python cannot read",
-            path=str(path),
-            hint="pip install zstandard, or unpack the file",
-        ) from None
-    return cast(BinaryIO, zstandard.open(path, "rb"))
-
-
-def _read_guarded(lines: io.TextIOWrapper, path: Path) -> Iterator[str]:
-    try:
-        yield from lines
-    except (OSError, EOFError, zlib.error) as error:
-        raise _unreadable(path, error) from None
-
-
-def _pieces(name: str, stream: BinaryIO, path: Path) -> Iterator[Document]:
-    """Normalise a text and cut it into documents. What one holds depends on the text alone."""
-    decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
-    pending = bytearray()
-    number, at_start, at_end = 0, True, False
-    while not at_end:
-        try:
-            chunk = stream.read(READ_BYTES)
-        except (OSError, EOFError, zlib.error) as error:
-            raise _unreadable(path, error) from None
-        at_end = not chunk
-        text = decoder.decode(chunk, final=at_end)
-        if at_start and text:
-            text, at_start = text.removeprefix("\ufeff"), False
-        pending += text.encode().replace(b"\0", REPLACEMENT)
-        while len(pending) > DOCUMENT_BYTES_MAX or (at_end and pending):
-            size = _cut(pending)
-            yield Document(f"{name}#{number}" if number else name, bytes(pending[:size]))
-            del pending[:size]
-            number += 1
-
-
-def _cut(text: bytearray) -> int:
-    """How many bytes the next document takes: to the last line's end, or between characters."""
-    if len(text) <= DOCUMENT_BYTES_MAX:
-        return len(text)
-    line_end = text.rfind(b"\n", 0, DOCUMENT_BYTES_MAX) + 1
-    if line_end:
-        return line_end
-    size = DOCUMENT_BYTES_MAX
-    while text[size] & 0xC0 == 0x80:
-        size -= 1
-    return size
-
-
-def _unreadable(path: Path, error: Exception) -> DataMissing:
-    if isinstance(error, OSError) and error.strerror:
-        return DataMissing(f"cannot read {path}: {error.strerror}", path=str(path))
-    return DataMissing(f"{path} is cut short or damaged: {error}", path=str(path))
 
 
 def _bad_source(spec: str, hint: str) -> UserError:

@@ -1,19 +1,36 @@
-"""Text to token ids. One tokeniser so far: the bytes themselves.
+"""Text to token ids: the bytes themselves, or any `tokenizer.json`.
 
-A tokeniser's name is part of the run, so two peers never read the same text as different ids.
+A tokeniser's name is part of the run, so two peers never read the same text as different ids: it is
+`bytes`, or the BLAKE2b-256 of the file's bytes. Files lie in the cache under their hash; a file of
+the run's hash is right wherever it came from.
+
+The `tokenizers` library is loaded only for such a file. It reads special tokens in a text as plain
+text here, so no document can end itself: the one that ends a text stands between documents only.
 """
 
 from __future__ import annotations
 
+import hashlib
+import os
+import re
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
+from swarmd.data.documents import EXIT_BAD_CONFIG, DataMissing
 from swarmd.errors import UserError
 
 SEPARATOR = 0
-"""Stands between two documents. Sources give no text that contains it."""
+"""Of the bytes tokeniser. Sources give no text that contains it."""
+TOKENISERS = "tokenisers"
+END_TOKENS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|eos|>", "[SEP]", "[EOS]")
+"""How vocabularies call the token that ends a text; the first that is there separates documents."""
+FILE_BYTES_MAX = 64 << 20
+NAME = re.compile(r"[0-9a-f]{64}")
 
 
 class Tokeniser(Protocol):
@@ -28,9 +45,21 @@ class Tokeniser(Protocol):
     def vocab_size(self) -> int: ...
 
     @property
+    def separator(self) -> int:
+        """Stands after every document."""
+        ...
+
+    @property
     def dtype(self) -> DTypeLike: ...
 
-    def encode(self, text: bytes) -> NDArray[Any]: ...
+    @property
+    def body(self) -> bytes:
+        """The file; empty where the name says all."""
+        ...
+
+    def encode(self, texts: Sequence[bytes]) -> list[NDArray[Any]]:
+        """One array a text."""
+        ...
 
     def decode(self, ids: NDArray[Any]) -> bytes:
         """The text again; separators become line ends."""
@@ -42,22 +71,141 @@ class BytesTokeniser:
 
     name = "bytes"
     vocab_size = 256
+    separator = SEPARATOR
     dtype = np.uint8
+    body = b""
 
-    def encode(self, text: bytes) -> NDArray[np.uint8]:
-        return np.frombuffer(text, dtype=np.uint8)
+    def encode(self, texts: Sequence[bytes]) -> list[NDArray[np.uint8]]:
+        return [np.frombuffer(text, dtype=np.uint8) for text in texts]
 
     def decode(self, ids: NDArray[Any]) -> bytes:
         return np.asarray(ids).astype(np.uint8).tobytes().replace(b"\0", b"\n")
 
 
-def tokeniser_named(name: str) -> Tokeniser:
-    """Raises UserError (bad_config) for a name that this version does not know."""
+class JsonTokeniser:
+    """What a `tokenizer.json` describes."""
+
+    def __init__(self, body: bytes, where: str) -> None:
+        """where: for messages. Raises UserError (bad_config) for what is no usable tokeniser,
+        DataMissing if the library is not installed."""
+        self.name = hashlib.blake2b(body, digest_size=32).hexdigest()
+        self.body = body
+        try:
+            from tokenizers import Tokenizer
+        except ImportError:
+            raise DataMissing(
+                f"the tokeniser {where} needs the package tokenizers, which is not installed",
+                path=where,
+                hint="pip install 'swarmd[data]'",
+            ) from None
+        try:
+            self._inner = Tokenizer.from_str(body.decode())
+        except Exception as error:  # the library raises Exception itself
+            raise _bad_tokeniser(f"{where} is no tokenizer.json: {error}", "") from None
+        self._inner.encode_special_tokens = True
+        self._inner.no_padding()
+        self._inner.no_truncation()
+        self.vocab_size: int = self._inner.get_vocab_size()
+        self.dtype: DTypeLike = _smallest(self.vocab_size)
+        ends = [self._inner.token_to_id(token) for token in END_TOKENS]
+        known = [number for number in ends if number is not None]
+        if not known:
+            raise _bad_tokeniser(
+                f"{where} has no token that ends a text",
+                f"one of {', '.join(END_TOKENS)} must be in its vocabulary",
+            )
+        self.separator: int = known[0]
+
+    def encode(self, texts: Sequence[bytes]) -> list[NDArray[Any]]:
+        decoded = [text.decode() for text in texts]
+        found = self._inner.encode_batch_fast(decoded, add_special_tokens=False)
+        return [np.array(item.ids, dtype=self.dtype) for item in found]
+
+    def decode(self, ids: NDArray[Any]) -> bytes:
+        parts: list[list[int]] = [[]]
+        for number in np.asarray(ids).tolist():
+            if number == self.separator:
+                parts.append([])
+            else:
+                parts[-1].append(number)
+        texts = (self._inner.decode(part, skip_special_tokens=False) for part in parts)
+        return "\n".join(texts).encode()
+
+
+def tokeniser_named(name: str, cache_dir: Path) -> Tokeniser:
+    """The run's tokeniser, its file from the cache.
+
+    Raises UserError (bad_config) for a name that means nothing, DataMissing for a file that is
+    nowhere.
+    """
     if name == BytesTokeniser.name:
         return BytesTokeniser()
-    raise UserError(
-        f"unknown tokeniser {name!r}",
-        code="bad_config",
-        exit_code=78,
-        hint='this version knows "bytes" only',
+    if not NAME.fullmatch(name):
+        raise _bad_tokeniser(
+            f"unknown tokeniser {name!r}",
+            'it is "bytes", or the path of a tokenizer.json (in a run: the file\'s hash)',
+        )
+    path = cached_file(name, cache_dir)
+    body = _read_if_named(path, name)
+    if body is not None:
+        return JsonTokeniser(body, str(path))
+    raise DataMissing(
+        f"the run's tokeniser {name[:16]} is not on this machine",
+        path=name,
+        hint="`swarmd data tokenize` and run files take its path; a copy of that file will do",
     )
+
+
+def tokeniser_of(text: str, cache_dir: Path) -> Tokeniser:
+    """What a person names: `bytes`, a hash, or the path of a `tokenizer.json`, which is then kept
+    in the cache. Raises UserError and DataMissing."""
+    if text == BytesTokeniser.name or NAME.fullmatch(text):
+        return tokeniser_named(text, cache_dir)
+    path = Path(text).expanduser()
+    try:
+        if path.stat().st_size > FILE_BYTES_MAX:
+            raise _bad_tokeniser(f"{path} is larger than {FILE_BYTES_MAX >> 20} MiB", "")
+        body = path.read_bytes()
+    except OSError as error:
+        raise _bad_tokeniser(
+            f"cannot read the tokeniser {path}: {error.strerror}",
+            'it is "bytes", or the path of a tokenizer.json',
+        ) from None
+    tokeniser = JsonTokeniser(body, str(path))
+    keep(body, cache_dir)
+    return tokeniser
+
+
+def keep(body: bytes, cache_dir: Path) -> Path:
+    """Put a tokeniser's file into the cache under its hash. Raises OSError."""
+    path = cached_file(hashlib.blake2b(body, digest_size=32).hexdigest(), cache_dir)
+    if path.exists():
+        return path
+    path.parent.mkdir(parents=True, exist_ok=True)
+    descriptor, aside = tempfile.mkstemp(dir=path.parent)
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(body)
+    os.replace(aside, path)
+    return path
+
+
+def cached_file(name: str, cache_dir: Path) -> Path:
+    return cache_dir / TOKENISERS / f"{name}.json"
+
+
+def _read_if_named(path: Path, name: str) -> bytes | None:
+    try:
+        body = path.read_bytes()
+    except OSError:
+        return None
+    return body if hashlib.blake2b(body, digest_size=32).hexdigest() == name else None
+
+
+def _smallest(vocab_size: int) -> DTypeLike:
+    if vocab_size <= 1 << 8:
+        return np.uint8
+    return np.uint16 if vocab_size <= 1 << 16 else np.uint32
+
+
+def _bad_tokeniser(text: str, hint: str) -> UserError:
+    return UserError(text, code="bad_config", exit_code=EXIT_BAD_CONFIG, hint=hint)

@@ -13,7 +13,7 @@ import pytest
 from corpus_helpers import data_run, write_texts
 
 from swarmd.data.corpus import Corpus, measure_corpus, open_corpus
-from swarmd.data.sources import DataMissing
+from swarmd.data.documents import DataMissing
 from swarmd.data.tokeniser import BytesTokeniser
 from swarmd.errors import StoreError, UserError
 from swarmd.protocols.ids import MicroBatchId
@@ -66,7 +66,7 @@ def test_an_epoch_reads_every_training_token_window_once(tmp_path):
     run = one_epoch_run(write_texts(tmp_path / "in"), tmp_path)
     corpus = open_corpus(run, tmp_path)
     samples = all_samples(corpus, run)
-    tokens = np.fromfile(packed_folder(tmp_path) / "train.bin", dtype=np.uint8)
+    tokens = np.fromfile(packed_folder(tmp_path) / "train-00000.bin", dtype=np.uint8)
     windows = [tokens[start : start + 17].tobytes() for start in range(0, len(tokens) - 16, 16)]
     assert corpus.samples_per_epoch == len(windows)
     assert sorted(sample.tobytes() for sample in samples) == sorted(windows)
@@ -100,7 +100,7 @@ def test_no_sample_holds_text_of_a_held_out_document(tmp_path):
     run = one_epoch_run(write_texts(tmp_path / "in"), tmp_path)
     corpus = open_corpus(run, tmp_path)
     train = b"".join(BytesTokeniser().decode(sample) for sample in all_samples(corpus, run))
-    held_out = (packed_folder(tmp_path) / "held_out.bin").read_bytes()
+    held_out = (packed_folder(tmp_path) / "held_out-00000.bin").read_bytes()
     held_out_lines = {line for line in held_out.replace(b"\0", b"").splitlines() if line}
     assert held_out_lines
     assert not [line for line in held_out_lines if line in train]
@@ -141,7 +141,7 @@ def test_builtin_n_trains_on_n_samples_spread_over_the_library(tmp_path):
     corpus = open_corpus(run, tmp_path)
     assert corpus.samples_per_epoch == 100
     samples = {sample.tobytes() for sample in all_samples(corpus, run)}
-    tokens = np.fromfile(packed_folder(tmp_path) / "train.bin", dtype=np.uint8)
+    tokens = np.fromfile(packed_folder(tmp_path) / "train-00000.bin", dtype=np.uint8)
     stride = ((len(tokens) - 1) // 16 // 100) * 16
     assert samples == {tokens[n * stride : n * stride + 17].tobytes() for n in range(100)}
 
@@ -237,7 +237,9 @@ def test_an_unknown_tokeniser_is_refused(tmp_path):
 # -------------------------------------------------------------------------------------- the cache
 
 
-@pytest.mark.parametrize("name", ["train.bin", "held_out.bin", "index.json"])
+@pytest.mark.parametrize(
+    "name", ["train-00000.bin", "held_out-00000.bin", "hashes.bin", "index.json"]
+)
 @pytest.mark.parametrize("damage", ["altered", "cut", "emptied", "removed"])
 def test_a_damaged_cache_is_noticed_and_made_again(tmp_path, name, damage):
     source = write_texts(tmp_path / "in")
@@ -251,7 +253,20 @@ def test_a_damaged_cache_is_noticed_and_made_again(tmp_path, name, damage):
     else:
         altered = body[:-9] + bytes([body[-9] ^ 1]) + body[-8:]
         path.write_bytes({"altered": altered, "cut": body[:-1], "emptied": b""}[damage])
-    assert (open_corpus(run, tmp_path).samples(MicroBatchId(1, 1)) == before).all()
+    corpus = open_corpus(run, tmp_path)
+    corpus.samples(MicroBatchId(0, 0, held_out=True))
+    assert (corpus.samples(MicroBatchId(1, 1)) == before).all()
+    assert path.read_bytes() == body
+
+
+def test_tokens_altered_while_a_run_reads_them_are_made_again(tmp_path):
+    run = data_run(write_texts(tmp_path / "in"))
+    corpus = open_corpus(run, tmp_path)
+    before = corpus.samples(MicroBatchId(1, 1)).copy()
+    path = packed_folder(tmp_path) / "train-00000.bin"
+    body = path.read_bytes()
+    path.write_bytes(body[::-1])
+    assert (corpus.samples(MicroBatchId(1, 1)) == before).all()
     assert path.read_bytes() == body
 
 
@@ -268,7 +283,7 @@ def test_a_sound_cache_is_not_written_again(tmp_path):
 def test_what_a_killed_packer_left_is_swept_away(tmp_path):
     left = tmp_path / "data" / ".aside-killed"
     left.mkdir(parents=True)
-    (left / "train.bin").write_bytes(b"half")
+    (left / "train-00000.bin").write_bytes(b"half")
     open_corpus(data_run(write_texts(tmp_path / "in")), tmp_path)
     assert sorted(path.name for path in (tmp_path / "data").iterdir()) == sorted(
         [packed_folder(tmp_path).name, "lock"]

@@ -9,13 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from swarmd.data.sources import (
-    DOCUMENT_BYTES_MAX,
-    DataMissing,
-    Document,
-    content_hash,
-    parse_source,
-)
+from swarmd.data.documents import DOCUMENT_BYTES_MAX, DataMissing, Document
+from swarmd.data.sources import content_hash, parse_source
 from swarmd.errors import UserError
 
 

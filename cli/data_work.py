@@ -1,0 +1,103 @@
+"""`swarmd data tokenize` and `train-tokenizer`: the work behind the words.
+
+Apart from the commands because it loads what `--help` must not.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from swarmd.cli import format as f
+from swarmd.data.packing import aside, put_in_place, reporting_store_errors
+from swarmd.data.sources import parse_source
+from swarmd.data.token_writing import Progress, Recipe, write_tokens
+from swarmd.data.tokeniser import tokeniser_of
+from swarmd.data.tokeniser_training import VOCAB_MIN, Trained, train_tokeniser
+from swarmd.errors import UserError
+
+
+def progress_line(now: Progress) -> str:
+    rate = now.text_bytes / now.seconds if now.seconds else None
+    return (
+        f"read {f.size(now.text_bytes)} in {f.count(now.documents)} documents, "
+        f"{f.scaled(now.tokens)} tokens, {f.size(rate)}/s"
+    )
+
+
+def tokenize(
+    source: str,
+    folder: Path,
+    tokeniser: str,
+    cache: Path,
+    recipe: Recipe,
+    say: Callable[[str], None],
+) -> dict[str, Any]:
+    """Write a folder of tokens. Returns what `swarmd.done` says of it."""
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise _exists(folder)
+    found = parse_source(source)
+    if found.folder is not None:
+        raise UserError(f"{source} has tokens already", code="usage", exit_code=2)
+    chosen = tokeniser_of(tokeniser, cache)
+    folder = folder.absolute()
+    last: list[Progress] = []
+
+    def tell(now: Progress) -> None:
+        last[:] = [now]
+        say(progress_line(now))
+
+    with reporting_store_errors(folder):
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with aside(folder.parent) as made:
+            index = write_tokens(found, chosen, made, recipe, tell)
+            os.chmod(made, 0o755)
+            put_in_place(made, folder)
+    return {
+        "source": f"tokens:{folder}",
+        "content_hash": index.root,
+        "tokeniser": index.tokeniser,
+        "vocab_size": index.vocab_size,
+        "documents": index.documents,
+        "held_out_documents": index.held_out_documents,
+        "mended_documents": index.mended_documents,
+        "empty_texts": index.empty_texts,
+        "train_tokens": index.train_tokens,
+        "held_out_tokens": index.held_out_tokens,
+        "text_bytes": last[0].text_bytes,
+        "seconds": round(last[0].seconds, 3),
+    }
+
+
+def train(source: str, file: Path, vocab_size: int, text_bytes_max: int) -> dict[str, Any]:
+    """Write a tokenizer.json. Returns what `swarmd.done` says of it."""
+    if file.exists():
+        raise _exists(file)
+    if vocab_size < VOCAB_MIN:
+        raise UserError(
+            f"--vocab-size must be {VOCAB_MIN} at least: the bytes, and the end of a text",
+            code="usage",
+            exit_code=2,
+        )
+    trained: Trained = train_tokeniser(parse_source(source), vocab_size, text_bytes_max)
+    with reporting_store_errors(file):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        unfinished = file.with_name(f".{file.name}.{os.getpid()}")
+        unfinished.write_bytes(trained.body)
+        unfinished.replace(file)
+    return {
+        "vocab_size": trained.vocab_size,
+        "documents": trained.documents,
+        "text_bytes": trained.text_bytes,
+    }
+
+
+def _exists(path: Path) -> UserError:
+    return UserError(
+        f"{path} is there already",
+        code="usage",
+        exit_code=2,
+        hint="choose another place, or remove it first; nothing is overwritten",
+    )

@@ -1,0 +1,173 @@
+"""Text on disk: which files a pattern means, in what order, and what is inside them.
+
+Names are relative to the part of the pattern without wildcards, with "/" everywhere, so that two
+machines may keep the same data in different places. Order is that of the names.
+"""
+
+from __future__ import annotations
+
+import glob
+import gzip
+import io
+import json
+import os
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, BinaryIO, cast
+
+from swarmd.data.documents import (
+    READ_BYTES,
+    DataMissing,
+    Document,
+    pieces,
+    pieces_of_text,
+    read_guarded,
+    unreadable,
+)
+
+LINE_BYTES_MAX = 64 * 1024 * 1024
+"""Of one JSON object. It has to be read whole, so a longer one is refused, by name."""
+
+
+def matching_files(pattern: str) -> list[tuple[str, Path]]:
+    """(canonical name, path) of every file that matches, sorted by name. Raises DataMissing."""
+    expanded = os.path.expanduser(pattern)
+    base = _folder_without_wildcards(expanded)
+    found = [Path(match) for match in glob.glob(expanded, recursive=True)]
+    files = sorted((path.relative_to(base).as_posix(), path) for path in found if path.is_file())
+    if not files:
+        raise DataMissing(
+            f"no file matches {pattern}",
+            path=pattern,
+            hint="quote the pattern, so that the shell leaves it alone; ** goes into folders",
+        )
+    return files
+
+
+def text_documents(pattern: str, left_out: Counter[str]) -> Iterator[Document]:
+    """Every file is a text, cut into documents. Empty ones are left out."""
+    for name, path in matching_files(pattern):
+        yield from text_file(name, path, left_out)
+
+
+def text_file(name: str, path: Path, left_out: Counter[str]) -> Iterator[Document]:
+    is_empty = True
+    with opened(path) as stream:
+        for document in pieces(name, stream, path):
+            is_empty = False
+            yield document
+    left_out["empty"] += is_empty
+
+
+def jsonl_documents(pattern: str, field: str, left_out: Counter[str]) -> Iterator[Document]:
+    """Every line is an object; its text is in `field`. Empty lines and texts are left out."""
+    for name, path in matching_files(pattern):
+        with opened(path) as stream:
+            for number, line in enumerate(_lines(stream, path), start=1):
+                if line.strip():
+                    text = _field_of(line, field, f"{path}, line {number}")
+                    left_out["empty"] += not text
+                    yield from pieces_of_text(f"{name}:{number}", text)
+
+
+def opened(path: Path) -> BinaryIO:
+    """The text inside: unpacked if the name ends in .gz or .zst. Raises DataMissing."""
+    try:
+        if path.suffix == ".gz":
+            return cast(BinaryIO, gzip.open(path, "rb"))
+        if path.suffix == ".zst":
+            return _opened_zst(path)
+        return path.open("rb")
+    except OSError as error:
+        raise unreadable(path, error) from None
+
+
+def needs_package(what: str, package: str, path: str) -> DataMissing:
+    """What to say where an optional package is not installed."""
+    return DataMissing(
+        f"{what} needs the package {package}, which is not installed",
+        path=path,
+        hint="pip install 'swarmd[data]' brings all of them",
+    )
+
+
+def _opened_zst(path: Path) -> BinaryIO:
+    try:
+        import zstandard
+    except ImportError:
+        raise needs_package(f"{path} (zstd)", "zstandard", str(path)) from None
+    frames = _ZstFrames(path.open("rb"), lambda: zstandard.ZstdDecompressor().decompressobj())
+    return cast(BinaryIO, io.BufferedReader(frames, READ_BYTES))
+
+
+class _ZstFrames(io.RawIOBase):
+    """The text of a .zst file. A frame that is cut short is an error here, as it is with gzip; the
+    library's own reader takes it for the end."""
+
+    def __init__(self, file: BinaryIO, new_frame: Callable[[], Any]) -> None:
+        self._file = file
+        self._new_frame = new_frame
+        self._frame: Any = None
+        self._packed = b""
+        self._text = b""
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        while not self._text:
+            self._packed = self._packed or self._file.read(READ_BYTES)
+            if not self._packed:
+                if self._frame is not None:
+                    raise EOFError("the last frame has no end")
+                return 0
+            self._frame = self._frame or self._new_frame()
+            self._text = self._frame.decompress(self._packed)
+            self._packed = b""
+            if self._frame.eof:
+                self._packed, self._frame = self._frame.unused_data, None
+        size = min(len(buffer), len(self._text))
+        buffer[:size] = self._text[:size]
+        self._text = self._text[size:]
+        return size
+
+    def close(self) -> None:
+        self._file.close()
+        super().close()
+
+
+def _lines(stream: BinaryIO, path: Path) -> Iterator[str]:
+    number = 0
+    while line := read_guarded(lambda: stream.readline(LINE_BYTES_MAX + 1), path):
+        number += 1
+        if len(line) > LINE_BYTES_MAX:
+            where = f"{path}, line {number}"
+            raise DataMissing(
+                f"{where} is longer than {LINE_BYTES_MAX >> 20} MiB",
+                path=where,
+                hint="an object is read whole; cut it, or give plain text, whose lines may be long",
+            )
+        text = line.decode("utf-8", "replace")
+        yield text.removeprefix("\ufeff") if number == 1 else text
+
+
+def _field_of(line: str, field: str, where: str) -> str:
+    try:
+        value = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise DataMissing(f"{where} is not JSON: {error}", path=where) from None
+    text = value.get(field) if isinstance(value, dict) else None
+    if not isinstance(text, str):
+        raise DataMissing(f"{where} has no text in the field {field!r}", path=where)
+    return text
+
+
+def _folder_without_wildcards(pattern: str) -> Path:
+    parts = Path(pattern).parts
+    fixed = [*parts[:-1]]
+    for index, part in enumerate(fixed):
+        if glob.has_magic(part):
+            fixed = fixed[:index]
+            break
+    return Path(*fixed)
