@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from types import ModuleType
 
 from swarmd.protocols import effects as fx
 from swarmd.protocols.coverage import Coverage, coverage_of
@@ -27,7 +26,7 @@ from swarmd.protocols.ids import PeerId
 from swarmd.protocols.intervals import EMPTY
 from swarmd.protocols.leases import LeaseBook
 from swarmd.protocols.membership import Membership
-from swarmd.protocols.messages import Message, control, gossip, ledger
+from swarmd.protocols.messages import control, gossip, is_of, ledger, mixing
 from swarmd.protocols.messages import pipeline as pipeline_messages
 from swarmd.protocols.messages import state as state_messages
 from swarmd.protocols.peer_setup import PeerSetup
@@ -157,12 +156,12 @@ class PeerMachine:
         if peer not in self.greeting.greeted:
             self.rejected[peer, "not_admitted"] += 1
             return [] if event.payload is None else [fx.Release(event.payload)]
-        if _is_of(message, gossip):
+        if is_of(message, gossip):
             return self.membership.handle(event, now_s)
         heard = self.membership.heard(peer, now_s)
-        if _is_of(message, ledger):
+        if is_of(message, ledger):
             return heard + self.leases.handle(event, now_s)
-        if _is_of(message, pipeline_messages) or _is_of(message, state_messages):
+        if any(is_of(message, kind) for kind in (pipeline_messages, state_messages, mixing)):
             self.traffic.arrived(message, event.payload is not None)
             return heard + self.work.arrived(event, now_s)
         return heard if event.payload is None else [*heard, fx.Release(event.payload)]
@@ -221,13 +220,12 @@ class PeerMachine:
         return effects + self._locate(view)
 
     def _neighbours(self) -> list[PeerId]:
-        """Whom we need a link to: the next stage, and whoever may give us our state."""
+        """Whom we need a link to: the next stage, and our own: we mix with it."""
         stage = self.work.stage
         if stage is None:
             return []
         wanted = self.coverage.active[stage + 1 :][:1]
-        if not self.work.is_held:
-            wanted += self.coverage.active[stage : stage + 1]
+        wanted += self.coverage.active[stage : stage + 1]
         return [view.peer for views in wanted for view in views if view.peer != self.peer]
 
     def _locate(self, view: RosterView) -> list[fx.Effect]:
@@ -334,8 +332,3 @@ class PeerMachine:
         if not self.reasons.change(reason, now_s):
             return []
         return [fx.Emit("state_changed", {"state": reason.state, "code": reason.code})]
-
-
-def _is_of(message: Message, module: ModuleType) -> bool:
-    """Whether the message is one of those that `module` declares."""
-    return type(message).__module__ == module.__name__

@@ -6,7 +6,9 @@ from dataclasses import dataclass, field
 
 from swarmd.protocols.assignment import AssignmentLimits, StageNeeds
 from swarmd.protocols.ids import PeerId
+from swarmd.protocols.outer_rules import OuterRules
 from swarmd.protocols.pipeline_shape import PipelineLimits
+from swarmd.protocols.round_surroundings import RoundLimits
 from swarmd.protocols.run_shape import RunShape
 
 
@@ -31,3 +33,5 @@ class PeerSetup:
     agent: str = ""
     pipeline_limits: PipelineLimits = field(default_factory=PipelineLimits)
     assignment_limits: AssignmentLimits = field(default_factory=AssignmentLimits)
+    outer: OuterRules = field(default_factory=OuterRules)
+    round_limits: RoundLimits = field(default_factory=RoundLimits)

@@ -47,6 +47,7 @@ def situation_of(peer: PeerMachine, now_s: float) -> Situation:
         missing_until_s=missing_until_s,
         stage=peer.work.stage,
         is_observer=peer.setup.is_observer,
+        mixing=None if peer.work.rounds is None else peer.work.rounds.reason(now_s),
         waiting=_waiting(peer, now_s),
         round=peer.work.round,
         now_s=now_s,

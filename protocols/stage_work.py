@@ -2,9 +2,10 @@
 
     seat       which stage, and where its state comes from       pipeline   micro-batches passing
     donor      the state, for those who need it                  leases     what a head may start
+    rounds     what happens between two rounds
 
-They do not know each other; this file tells each what it needs of the others, and opens and ends
-rounds. What they emit with a name that begins with `pipeline/` or `state/` stays in here.
+They do not know each other; this file tells each what it needs of the others. What they emit with
+a name that begins with `pipeline/`, `state/`, `rounds/` or `mixing/` stays in here.
 """
 
 from __future__ import annotations
@@ -12,7 +13,6 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Iterable
-from types import ModuleType
 from typing import Any
 
 from swarmd.protocols import effects as fx
@@ -22,7 +22,7 @@ from swarmd.protocols.ids import MicroBatchId, PeerId
 from swarmd.protocols.jobs import StageCall
 from swarmd.protocols.leases import LeaseBook
 from swarmd.protocols.loss_book import LossBook
-from swarmd.protocols.messages import Message, state
+from swarmd.protocols.messages import is_of, mixing, state
 from swarmd.protocols.messages import pipeline as pipeline_messages
 from swarmd.protocols.peer_setup import PeerSetup
 from swarmd.protocols.pipeline import Pipeline
@@ -30,11 +30,13 @@ from swarmd.protocols.pipeline_shape import PipelineShape
 from swarmd.protocols.placement import Placement
 from swarmd.protocols.reasons import Reason
 from swarmd.protocols.roster import RosterView
+from swarmd.protocols.round_work import RoundWork
 from swarmd.protocols.routing import Candidate, Router
 from swarmd.protocols.seat import Seat
 from swarmd.protocols.state_donor import StateDonor
 
 DONOR_MESSAGES = (state.StateRequest, state.ChunkRequest)
+INNER = ("pipeline/", "state/", "rounds/", "mixing/")
 DEVICE_CODES = ("device_lost", "out_of_memory", "data_missing", "model_does_not_fit")
 """Losses of the worker that have a reason of their own; any other is `worker_died`."""
 
@@ -59,6 +61,8 @@ class StageWork:
         )
         self.donor = StateDonor(self._next_number, self._next_number)
         self.pipeline: Pipeline | None = None
+        self.rounds: RoundWork | None = None
+        self._own = own
         self.losses = LossBook(setup.shape.total_steps)
         self.rejected: Counter[tuple[PeerId, str]] = Counter()
         self.worker_info: dict[str, Any] = {}
@@ -104,18 +108,24 @@ class StageWork:
                 return [fx.Emit("checkpoint_failed", {"code": failure.code})]
         effects += self.donor.handle(event, now_s)
         effects += self.seat.handle(event, now_s)
+        if self.rounds is not None:
+            effects += self.rounds.handle(event, now_s)
         if self.pipeline is not None:
             effects += self.pipeline.handle(event, now_s)
         return self._wire(effects, now_s)
 
     def arrived(self, event: fx.Arrived, now_s: float) -> list[fx.Effect]:
-        """A message of messages/pipeline.py or messages/state.py. Its payload is ours now."""
+        """A message of messages/pipeline.py, mixing.py or state.py. Its payload is ours now."""
         if isinstance(event.message, DONOR_MESSAGES):
             return [*self.donor.handle(event, now_s), *_release(event)]
-        if _is_of(event.message, state):
+        if is_of(event.message, state):
             if self.seat.fetch is None:
                 return _release(event)
             return self._wire(self.seat.handle(event, now_s), now_s)
+        if is_of(event.message, mixing):
+            if self.rounds is None:
+                return _release(event)
+            return self._wire(self.rounds.handle(event, now_s), now_s)
         if self.pipeline is not None:
             return self._wire(self.pipeline.handle(event, now_s), now_s)
         if isinstance(event.message, pipeline_messages.Forward):
@@ -140,10 +150,24 @@ class StageWork:
             round_number=min(self.round, self.shape.rounds - 1),
         )
         self.donor.stage, self.donor.round = self.stage, self.round
-        return self._wire(self.pipeline.handle(event, now_s), now_s)
+        effects = self.pipeline.handle(event, now_s)
+        return self._wire([*effects, *self._begin_rounds(self.stage, now_s)], now_s)
+
+    def _begin_rounds(self, stage: int, now_s: float) -> list[fx.Effect]:
+        """Outer rounds go on from the state that the worker has just loaded."""
+        if self.rounds is None or self.rounds.stage != stage:
+            setup = self.setup
+            self.rounds = RoundWork(
+                self._own, stage, self.shape, setup.outer, setup.round_limits, self._next_number
+            )
+        joins = self.seat.fetch is not None
+        self._fields["mixes_from"] = self.round + 1 if joins else 0
+        return self.rounds.begin(self.round, now_s, joins=joins)
 
     def _worker_lost(self, event: fx.Event, text: str, code: str, now_s: float) -> list[fx.Effect]:
         effects = [] if self.pipeline is None else self.pipeline.handle(event, now_s)
+        if self.rounds is not None:
+            effects += self.rounds.handle(event, now_s)
         effects = self._wire(effects, now_s)  # what it held expires, and its leases go back
         self.pipeline, self._checkpoint_job = None, None
         self.donor.forget()
@@ -167,7 +191,7 @@ class StageWork:
         waiting = list(effects)
         while waiting:
             effect = waiting.pop(0)
-            if isinstance(effect, fx.Emit) and effect.name.startswith(("pipeline/", "state/")):
+            if isinstance(effect, fx.Emit) and effect.name.startswith(INNER):
                 waiting = [*self._told(effect, now_s), *waiting]
             else:
                 passed.append(effect)
@@ -188,7 +212,9 @@ class StageWork:
                 return [fx.Emit("lease_expired", {**plain, "reason": fields["reason"]})]
             case "pipeline/first_of_round":
                 return self._end_round(fields["round"] - 1, now_s)
-            case "pipeline/rejected":
+            case "rounds/ended":
+                return self._round_ended(fields["round"], now_s)
+            case "pipeline/rejected" | "mixing/rejected":
                 self.rejected[fields["peer"], fields["code"]] += 1
                 plain = {"peer": fields["peer"], "code": fields["code"]}
                 return [fx.Emit("message_rejected", plain)]
@@ -210,15 +236,20 @@ class StageWork:
     # ------------------------------------------------------------------------------------- rounds
 
     def _end_round(self, round_number: int, now_s: float) -> list[fx.Effect]:
-        """The inner phase of `round_number` is over here. Replicas are not mixed yet: go on."""
-        if self.pipeline is None or round_number < self.round:
+        """The inner phase of `round_number` is over here: mix, and take the outer step."""
+        if self.pipeline is None or self.rounds is None or round_number < self.round:
             return []
-        effects = self.pipeline.finish_round(round_number, now_s)
-        self.round = round_number + 1
+        return self.rounds.end(round_number, self.pipeline, now_s)
+
+    def _round_ended(self, round_number: int, now_s: float) -> list[fx.Effect]:
+        """Its outer step is in the weights."""
+        if self.pipeline is None or self.rounds is None:
+            return []
+        self.round = max(self.round, round_number + 1)
         self.donor.round = self.round
         self._fields["round"] = self.round
-        effects += self._checkpoint()
-        return [*effects, *self.pipeline.hold(False, now_s)]
+        effects = self._checkpoint()
+        return [*effects, *self.rounds.ended(round_number, self.pipeline, now_s)]
 
     def _checkpoint(self) -> list[fx.Effect]:
         """Have the worker write its state down, between two jobs."""
@@ -243,8 +274,11 @@ class StageWork:
         if self.pipeline is None:
             return []
         effects: list[fx.Effect] = []
-        while self.round < self.shape.rounds and self.leases.is_ended(self.round):
-            effects += self._end_round(self.round, now_s)
+        ended = self.round - 1
+        while ended + 1 < self.shape.rounds and self.leases.is_ended(ended + 1):
+            ended += 1
+        if ended >= self.round:
+            effects += self._end_round(ended, now_s)
         gate = min(self.leases.round_open(now_s), self.shape.rounds - 1)
         self.pipeline.set_round_gate(gate)
         return self._wire(effects, now_s)
@@ -286,7 +320,12 @@ class StageWork:
             effects += self.pipeline.drain(True, now_s)
             self.pipeline = None
             self.donor.forget()
+            if self.rounds is not None:
+                effects += self.rounds.keeper.stop(now_s)
+                self.rounds = None
         effects += self._set_candidates(coverage, linked, now_s)
+        if self.rounds is not None and self.stage is not None:
+            effects += self.rounds.set_replicas(coverage.active[self.stage], now_s)
         return self._wire(effects, now_s)
 
     def _set_candidates(
@@ -314,7 +353,8 @@ class StageWork:
 
     @property
     def is_empty(self) -> bool:
-        return self.pipeline is None or self.pipeline.is_empty
+        is_mixing = self.rounds is not None and self.rounds.ending is not None
+        return self.pipeline is None or (self.pipeline.is_empty and not is_mixing)
 
     # ------------------------------------------------------------------------------------- figures
 
@@ -354,8 +394,3 @@ def _without_lease(micro_batch: MicroBatchId, error: LocalProtocolError) -> list
         raise error
     fields = {"round": micro_batch.round, "micro_batch": str(micro_batch), "code": error.code}
     return [fx.Emit("lease_returned", fields)]
-
-
-def _is_of(message: Message, module: ModuleType) -> bool:
-    """Whether the message is one of those that `module` declares."""
-    return type(message).__module__ == module.__name__

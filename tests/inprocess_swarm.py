@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -29,9 +29,11 @@ from swarmd.protocols.ids import PeerId
 from swarmd.protocols.leases import LeaseBook
 from swarmd.protocols.membership import Membership
 from swarmd.protocols.messages.gossip import PeerRecord
+from swarmd.protocols.outer_rules import OuterRules
 from swarmd.protocols.peer import PeerMachine
 from swarmd.protocols.peer_setup import PeerSetup
 from swarmd.protocols.pipeline_shape import PipelineLimits
+from swarmd.protocols.round_surroundings import RoundLimits
 from swarmd.run_config import RunConfig
 
 
@@ -185,6 +187,8 @@ class InProcessSwarm:
             is_founder=not entries,
             pipeline_limits=self._limits,
             assignment_limits=assignment.local(),
+            outer=OuterRules(**asdict(self.run.outer)),
+            round_limits=RoundLimits.local(),
         )
         rng = random.Random(f"{self._seed}/{name}/peer")
         return PeerMachine(setup, membership, leases, rng, trio.current_time())

@@ -10,7 +10,24 @@
 
 from __future__ import annotations
 
+from types import ModuleType
+
 from swarmd.protocols.messages import control, gossip, ledger, mixing, pipeline, state
 from swarmd.protocols.schema import REGISTRY, Message
 
-__all__ = ["REGISTRY", "Message", "control", "gossip", "ledger", "mixing", "pipeline", "state"]
+__all__ = [
+    "REGISTRY",
+    "Message",
+    "control",
+    "gossip",
+    "is_of",
+    "ledger",
+    "mixing",
+    "pipeline",
+    "state",
+]
+
+
+def is_of(message: Message, concern: ModuleType) -> bool:
+    """Whether that file declares the message."""
+    return type(message).__module__ == concern.__name__

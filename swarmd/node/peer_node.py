@@ -11,6 +11,7 @@ import logging
 import os
 import random
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
 import trio
@@ -49,10 +50,12 @@ from swarmd.protocols.ids import PeerId, RunId
 from swarmd.protocols.leases import LeaseBook
 from swarmd.protocols.membership import Membership
 from swarmd.protocols.messages.gossip import PeerRecord
+from swarmd.protocols.outer_rules import OuterRules
 from swarmd.protocols.peer import PeerMachine
 from swarmd.protocols.peer_setup import PeerSetup
 from swarmd.protocols.pipeline_shape import PipelineLimits
 from swarmd.protocols.reasons import Reason
+from swarmd.protocols.round_surroundings import RoundLimits
 from swarmd.run_config import RunConfig
 from swarmd.run_link import PeerAddress, by_peer
 from swarmd.store import write_bytes
@@ -270,6 +273,8 @@ class PeerNode:
             stays=self.stays,
             agent=f"swarmd/{__version__}",
             pipeline_limits=bounds,
+            outer=OuterRules(**asdict(run.outer)),
+            round_limits=RoundLimits.local() if is_local else RoundLimits(),
         )
         return PeerMachine(setup, membership, leases, self._rng("peer"), trio.current_time())
 

@@ -12,6 +12,7 @@ from swarmd.health import HealthBook
 from swarmd.json_record import utc
 from swarmd.net.transport import LinkStatistics
 from swarmd.node.resources import ResourceMeter
+from swarmd.node.rounds_shown import last_round, last_traffic, totals
 from swarmd.partition import flops_per_token
 from swarmd.peers_record import PeerRow, Peers
 from swarmd.protocols import effects as fx
@@ -34,6 +35,7 @@ from swarmd.status import (
     ProtocolRange,
     ReasonPart,
     Resources,
+    RoundTraffic,
     RunPart,
     Slot,
     StageMapEntry,
@@ -134,7 +136,8 @@ class Reporter:
             ),
             "progress": self._progress(machine, now_s),
             "throughput": self._throughput(machine, now_s),
-            "communication": self._communication(machine),
+            "communication": self._communication(machine, now_s),
+            **self._rounds(machine, now_s),
             "faults": self._faults(machine, now_s),
             "join": self._join(machine),
             "data": self._data(machine, now_s),
@@ -275,10 +278,14 @@ class Reporter:
             else losses.samples
         )
         seen = told.loss_last if told is not None else None
+        rounds = machine.work.rounds
+        last = None if rounds is None else rounds.keeper.totals.last
         return Progress(
             inner_step=step,
             outer_round=machine.work.round,
-            round_phase="inner" if machine.work.pipeline is not None else None,
+            round_phase=None if rounds is None else rounds.keeper.phase,
+            round_median_s=None if rounds is None else rounds.keeper.round_median_s,
+            disagreement=None if last is None else last.disagreement,
             loss=losses.latest if losses.latest is not None else seen,
             loss_first=losses.first if losses.first is not None else told and told.loss_first,
             loss_ema=losses.ema if losses.ema is not None else told and told.loss_ema,
@@ -317,20 +324,33 @@ class Reporter:
             compute_utilisation_total=compute_s / total if total else None,
         )
 
-    def _communication(self, machine: PeerMachine) -> Communication:
+    def _rounds(self, machine: PeerMachine, now_s: float) -> dict[str, Any]:
+        if machine.work.rounds is None:
+            return {}
+        told = machine.work.rounds.keeper.statistics(now_s)
+        return {"last_round": last_round(told), "totals": totals(told)}
+
+    def _communication(self, machine: PeerMachine, now_s: float) -> Communication:
         links = self._links()
         sent = sum(link.wire_bytes_sent for link in links)
         received = sum(link.wire_bytes_received for link in links)
         raw_sent, raw_received = machine.traffic.raw_bytes_sent, machine.traffic.raw_bytes_received
+        rounds = None
+        if machine.work.rounds is not None:
+            rounds = machine.work.rounds.keeper.statistics(now_s)
+            raw_sent += rounds.raw_bytes_sent
+            raw_received += rounds.raw_bytes_received
         wire = sent + received
         return Communication(
+            comm_s_per_round=None if rounds is None else rounds.comm_s_per_round,
+            last_round=RoundTraffic() if rounds is None else last_traffic(rounds),
             total=TotalTraffic(
                 raw_bytes_sent=raw_sent,
                 wire_bytes_sent=sent,
                 raw_bytes_received=raw_received,
                 wire_bytes_received=received,
                 compression_ratio=(raw_sent + raw_received) / wire if wire else None,
-            )
+            ),
         )
 
     def _links(self) -> list[LinkStatistics]:

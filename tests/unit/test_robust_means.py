@@ -17,6 +17,7 @@ from swarmd.optim.robust import (
     is_fixed_point,
     limit_norms,
     norms,
+    sorted_rows,
     suitable_tau,
 )
 
@@ -100,6 +101,12 @@ def test_a_minority_moves_the_result_by_its_share_of_tau_at_most(
     if float(norms(honest - v).max()) <= tau:
         moved = float(torch.linalg.vector_norm(v - mean_N))
         assert moved <= attackers / 5 * tau * (1 + 1e-4)
+
+
+@given(st.integers(1, 9), st.integers(0, 2**31))
+def test_rows_are_sorted_at_every_coordinate(members: int, seed: int) -> None:
+    x_GN = torch.randn(members, 13, generator=torch.Generator().manual_seed(seed))
+    assert torch.equal(torch.stack(sorted_rows(x_GN)), x_GN.sort(dim=0).values)
 
 
 def test_a_flipped_sign_is_clipped_at_the_groups_own_spread() -> None:

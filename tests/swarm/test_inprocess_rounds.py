@@ -1,0 +1,134 @@
+"""Outer rounds of whole peers with real torch, in one process: replicas stay together and learn."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import trio
+from inprocess_swarm import InProcessPeer, InProcessSwarm, in_process_swarm
+
+from swarmd.data.sources import content_hash, parse_source
+from swarmd.run_config import (
+    BoundaryConfig,
+    DataConfig,
+    InnerConfig,
+    ModelConfig,
+    OuterConfig,
+    RunConfig,
+)
+
+
+@pytest.fixture
+def text_folder(tmp_path: Path) -> Path:
+    folder = tmp_path / "text"
+    folder.mkdir()
+    for number in range(40):
+        lines = [f"line {number * i % 17} of {number}: the quick brown fox" for i in range(60)]
+        (folder / f"{number}.txt").write_text("\n".join(lines), encoding="utf-8")
+    return folder
+
+
+def run_over(folder: Path, **changes: Any) -> RunConfig:
+    source = f"text:{folder}/*.txt"
+    run = RunConfig(
+        name="small",
+        preset="",
+        model=ModelConfig(vocab_size=256, width=32, layers=4, heads=4, kv_heads=2, ff_width=48),
+        boundary=BoundaryConfig(rank=8, wire="int8"),
+        inner=InnerConfig(lr=5e-3, warmup_steps=4),
+        outer=OuterConfig(mix1_wire="int16"),
+        data=DataConfig(
+            source=source, content_hash=content_hash(parse_source(source)), held_out_sequences=4
+        ),
+        layer_ranges=((0, 1), (2, 3)),
+        inner_steps=5,
+        total_steps=60,
+        sequence_tokens=16,
+        micro_batch_tokens=32,
+        batch_tokens=96,
+        seed=7,
+        peers_min=4,
+        time_scale="local",
+    )
+    return dataclasses.replace(run, **changes)
+
+
+async def start(swarm: InProcessSwarm, count: int) -> None:
+    torch.set_num_threads(1)
+    for number in range(count):
+        await swarm.start(f"p{number}", number % 2)
+
+
+def outcomes(peer: InProcessPeer) -> list[str]:
+    names = ("round_committed", "round_partial", "round_skipped")
+    return [emit.name for emit in peer.told if emit.name in names]
+
+
+def last_round(peer: InProcessPeer) -> Any:
+    rounds = peer.machine.work.rounds
+    assert rounds is not None
+    return rounds.keeper.totals.last
+
+
+def assert_nothing_is_held(peer: InProcessPeer) -> None:
+    assert peer.slots.held_count == 0, peer.slots.statistics()
+
+
+async def test_replicas_mix_every_round_and_learn(text_folder: Path, tmp_path: Path) -> None:
+    run = run_over(text_folder)
+    async with in_process_swarm(run, tmp_path) as swarm:
+        await start(swarm, 4)
+        for peer in swarm.peers.values():
+            await peer.ended.wait()
+        for peer in swarm.peers.values():
+            assert outcomes(peer) == ["round_committed"] * run.rounds
+            assert len(last_round(peer).included) == 2
+            assert last_round(peer).disagreement < 0.01, "Mix2 is over both: they are equal"
+            assert_nothing_is_held(peer)
+        losses = swarm.peers["p0"].machine.work.losses
+        first, last = losses.of_step(0), losses.of_step(run.total_steps - 1)
+        assert first is not None
+        assert last is not None
+        assert last < 0.6 * first
+
+
+async def test_a_killed_replica_costs_its_stage_no_round(text_folder: Path, tmp_path: Path) -> None:
+    run = run_over(text_folder)
+    async with in_process_swarm(run, tmp_path) as swarm:
+        await start(swarm, 4)
+        while swarm.peers["p0"].machine.work.round < 3:
+            await trio.sleep(0.02)
+        swarm.kill("p3")
+        for name in ("p0", "p1", "p2"):
+            await swarm.peers[name].ended.wait()
+        for name in ("p0", "p1", "p2"):
+            peer = swarm.peers[name]
+            assert len(outcomes(peer)) == run.rounds
+            assert outcomes(peer)[-1] == "round_committed"
+            assert_nothing_is_held(peer)
+        audit = swarm.peers["p0"].machine.leases.audit(trio.current_time())
+        assert audit.clean
+
+
+async def test_a_joiner_is_counted_from_the_round_that_it_named(
+    text_folder: Path, tmp_path: Path
+) -> None:
+    run = run_over(text_folder, total_steps=400, peers_min=2)
+    async with in_process_swarm(run, tmp_path) as swarm:
+        await start(swarm, 2)
+        elder = swarm.peers["p0"]
+        while elder.machine.work.round < 2:
+            await trio.sleep(0.02)
+        joiner = await swarm.start("late", 0)
+        while not (last_round(elder) and "late" in last_round(elder).included):
+            await trio.sleep(0.02)
+        named = joiner.machine.membership.record.mixes_from
+        assert 2 < named <= last_round(elder).round
+        before = [
+            e.fields for e in elder.told if e.name.startswith("round_") and "planned" in e.fields
+        ]
+        assert all("late" not in fields["planned"] for fields in before if fields["round"] < named)
