@@ -19,6 +19,7 @@ link need their number beforehand, to lend slots and to refuse what cannot be a 
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 
 from swarmd.protocols import limits
@@ -107,10 +108,16 @@ class Wire:
 
     def elements_max(self, members: int) -> int:
         """Coordinates of the largest part whose payloads fit into a chunk."""
-        elements = PART_ELEMENTS_MAX
-        while self.mean_bytes_max(elements, members) > limits.CHUNK_BYTES:
-            elements -= CHUNK
-        return elements
+        return _elements_max(self, members)
+
+
+@functools.lru_cache(maxsize=256)
+def _elements_max(wire: Wire, members: int) -> int:
+    """Asked for at every part that comes or goes, and the same all through a round."""
+    elements = PART_ELEMENTS_MAX
+    while wire.mean_bytes_max(elements, members) > limits.CHUNK_BYTES:
+        elements -= CHUNK
+    return elements
 
 
 @dataclass(frozen=True, slots=True)
