@@ -218,5 +218,12 @@ def from_fields(kind: type[Message], plain: Any) -> Message:
     return kind(**values)
 
 
+_FIELDS: dict[type[Message], tuple[Field[Any], ...]] = {}
+"""Kept, for every message that comes or goes asks. As many entries as there are classes."""
+
+
 def _fields_of(kind: type[Message]) -> tuple[Field[Any], ...]:
-    return fields(kind)  # type: ignore[arg-type]
+    found = _FIELDS.get(kind)
+    if found is None:
+        found = _FIELDS[kind] = fields(kind)  # type: ignore[arg-type]
+    return found
