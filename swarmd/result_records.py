@@ -159,6 +159,35 @@ class BenchPipeline(Record):
 
 
 @part
+class QualityRow:
+    """A training with replicas beside the plain loop over the same tokens. Losses are held-out,
+    in nats per token."""
+
+    stages: int
+    replicas: int
+    mixing: str
+    inner_steps: int
+    alpha: float
+    mu: float
+    seed: int
+    steps: int
+    rounds: int
+    rounds_partial: int
+    local_batch_sequences: float
+    loss_heldout: float
+    """Of the replicas' averaged weights."""
+    loss_replica: float
+    """Of single replicas, their mean."""
+    loss_baseline: float
+    loss_gap_ratio: float
+
+
+@record("bench_quality")
+class BenchQuality(Record):
+    rows: list[QualityRow] = field(default_factory=list)
+
+
+@part
 class AuditCounts:
     samples: int | None = None
     gaps: int | None = None

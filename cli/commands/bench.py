@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from swarmd.cli.framework import Session, group, option
+from pathlib import Path
+
+from swarmd.cli.framework import Parsed, Session, group, option
+from swarmd.units import BadValue
 
 
 @group(section="Checking")
@@ -23,3 +26,95 @@ def pipeline(session: Session, steps: int, repeats: int, preset: str) -> int:
     from swarmd.cli.bench_pipeline import measure_pipeline
 
     return measure_pipeline(session.printer, steps=steps, repeats=repeats, preset=preset)
+
+
+def _whole_numbers(text: str) -> tuple[int, ...]:
+    words = text.split(",")
+    if not all(word.isdecimal() and int(word) for word in words):
+        raise BadValue(text, "is no list of whole numbers above 0", "1,5,20")
+    return tuple(int(word) for word in words)
+
+
+def _mixings(text: str) -> tuple[str, ...]:
+    from swarmd.cli.bench_quality import MIXINGS
+
+    words = tuple(MIXINGS) if text == "all" else tuple(text.split(","))
+    if not set(words) <= set(MIXINGS):
+        raise BadValue(
+            text, "names a mixing that is not there", f"all or some of {','.join(MIXINGS)}"
+        )
+    return words
+
+
+def _outers(text: str) -> tuple[tuple[float, float], ...]:
+    try:
+        pairs = [tuple(float(part) for part in word.split("/")) for word in text.split(",")]
+        return tuple((alpha, mu) for alpha, mu in pairs)
+    except ValueError:
+        raise BadValue(text, "is no list of ALPHA/MU", "1/0,0.7/0.9") from None
+
+
+@bench.subcommand("quality")
+@option("--preset", default="tiny", show_default=True)
+@option("--stages", type=int, default=2, show_default=True, help="Pipeline stages.")
+@option("--steps", type=int, default=80, show_default=True, help="Inner steps of each training.")
+@option(
+    "--inner-steps",
+    default="1,5,20",
+    show_default=True,
+    type=Parsed("H,H", _whole_numbers),
+    help="H, steps in a round.",
+)
+@option(
+    "--replicas",
+    default="1,2,4",
+    show_default=True,
+    type=Parsed("R,R", _whole_numbers),
+    help="Of each stage.",
+)
+@option("--mixing", default="all", show_default=True, type=Parsed("NAME,NAME", _mixings))
+@option(
+    "--outer",
+    default="1/0",
+    show_default=True,
+    type=Parsed("ALPHA/MU,ALPHA/MU", _outers),
+    help="The outer step.",
+)
+@option("--seeds", default="1,2", show_default=True, type=Parsed("N,N", _whole_numbers))
+@option("--micro-batch-tokens", type=int, metavar="N", help="Larger ones compute faster.")
+@option("--jobs", type=int, default=1, show_default=True, help="Trainings at a time.")
+@option("--threads", type=int, default=1, show_default=True, help="Of each training.")
+@option(
+    "--results",
+    type=Path,
+    metavar="FILE",
+    help="Keep results there; those that are there are not run again.",
+)
+def quality(
+    session: Session,
+    preset: str,
+    stages: int,
+    steps: int,
+    inner_steps: tuple[int, ...],
+    replicas: tuple[int, ...],
+    mixing: tuple[str, ...],
+    outer: tuple[tuple[float, float], ...],
+    seeds: tuple[int, ...],
+    micro_batch_tokens: int | None,
+    jobs: int,
+    threads: int,
+    results: Path | None,
+) -> int:
+    """Held-out loss with replicas against the plain loop, at equal tokens.
+
+    Every combination of rounds, replicas and mixing is trained by the swarm's own workers and round
+    machines in one process, without a network. Mixings: exact (DiLoCo), global_m1_local_m2 (all,
+    and pairs for outer gradients), global_m1 (all, no outer gradients), gossip (pairs for both),
+    none.
+    """
+    from swarmd.cli.bench_quality import Sweep, measure_quality
+
+    sweep = Sweep(
+        preset, stages, steps, replicas, inner_steps, mixing, outer, seeds, micro_batch_tokens
+    )
+    return measure_quality(session.printer, sweep, jobs=jobs, threads=threads, results=results)

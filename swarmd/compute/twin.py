@@ -17,27 +17,23 @@ Legend: B samples, T1 tokens and one target more.
 
 from __future__ import annotations
 
-import argparse
-import json
 import math
 import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from swarmd.data.corpus import open_corpus
-from swarmd.errors import SwarmdError, UserError
+from swarmd.compute.training_command import TrainingCommand
 from swarmd.model.stage import Parameters, Stage, build_stage
 from swarmd.optim.inner import MUON_MOMENTUM, MUON_RMS, orthogonalise
 from swarmd.optim.schedule import learning_rate
 from swarmd.protocols.ids import MicroBatchId
-from swarmd.run_config import InvalidRun, RunConfig, run_from_canonical
+from swarmd.run_config import RunConfig
 
 if TYPE_CHECKING:
     from swarmd.compute.stage_worker import SampleSource
@@ -203,32 +199,18 @@ class _Muon(torch.optim.Optimizer):
 
 def main(arguments: list[str]) -> int:
     """Lines to standard output: one a step, and one with the result."""
-    parser = argparse.ArgumentParser(prog="python -m swarmd.compute.twin")
-    parser.add_argument("--run", type=Path, required=True, help="canonical bytes of a RunConfig")
-    parser.add_argument("--cache", type=Path, required=True, help="where the corpus is packed")
-    parser.add_argument("--data", default="", help="where the data are, if not where the run says")
-    parser.add_argument("--threads", type=int, help="of torch")
-    parser.add_argument("--json", action="store_true", help="a JSON object a line")
-    options = parser.parse_args(arguments)
-    if options.threads is not None:
-        torch.set_num_threads(options.threads)
-    try:
-        run = run_from_canonical(options.run.read_bytes())
-        corpus = open_corpus(run, options.cache, source=options.data)
-    except (OSError, InvalidRun, SwarmdError) as error:
-        print(error, file=sys.stderr)
-        return error.exit_code if isinstance(error, UserError) else 1
-
-    def tell(fields: dict[str, Any]) -> None:
-        words = "  ".join(f"{name} {value}" for name, value in fields.items())
-        print(json.dumps(fields) if options.json else words, flush=True)
+    command = TrainingCommand("python -m swarmd.compute.twin")
+    run_and_corpus = command.open(arguments)
+    if isinstance(run_and_corpus, int):
+        return run_and_corpus
+    run, corpus = run_and_corpus
 
     def tell_step(step: TwinStep) -> None:
         rate = round(step.tokens_per_s, 1)
-        tell({"step": step.step, "loss": round(step.loss, 6), "tokens_per_s": rate})
+        command.tell({"step": step.step, "loss": round(step.loss, 6), "tokens_per_s": rate})
 
     result = train_twin(run, corpus, tell_step)
-    tell(
+    command.tell(
         {
             "loss_heldout": round(result.held_out, 6),
             "loss_first": round(result.losses[0], 6),
