@@ -118,9 +118,26 @@ class LinkRow:
     rtt_p99_ms: float | None = None
 
 
+@part
+class LinkTransfer:
+    """Much in one go over the bulk plane, and what it took in memory on each side."""
+
+    bytes: int
+    mb_per_s: float
+    rss_growth_bytes_sender: int
+    rss_growth_bytes_receiver: int
+
+
 @record("bench_links")
 class BenchLinks(Record):
+    """Two processes on loopback. Medians; round trips are those of a message and a small answer."""
+
     rows: list[LinkRow] = field(default_factory=list)
+    transfer: LinkTransfer
+    repeats: int
+    cores: int
+    load_before: float
+    """One-minute load average of the machine before the first run."""
 
 
 @part

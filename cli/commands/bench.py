@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from swarmd.cli.framework import Parsed, Session, group, option
-from swarmd.units import BadValue
+from swarmd.cli.framework import DURATION, Parsed, Session, group, option
+from swarmd.units import BadValue, parse_size
 
 
 @group(section="Checking")
@@ -118,3 +118,23 @@ def quality(
         preset, stages, steps, replicas, inner_steps, mixing, outer, seeds, micro_batch_tokens
     )
     return measure_quality(session.printer, sweep, jobs=jobs, threads=threads, results=results)
+
+
+@bench.subcommand("links")
+@option("--repeats", type=int, default=5, show_default=True, help="Runs of each row, in turns.")
+@option("--seconds", type=DURATION, default=0.5, show_default=True, help="Of one run.")
+@option(
+    "--transfer", "transfer_bytes", type=Parsed("SIZE", parse_size), default=2 << 30,
+    show_default="2GiB", help="Sent in one go, to see what it takes in memory.",
+)  # fmt: skip
+def links(session: Session, repeats: int, seconds: float, transfer_bytes: int) -> int:
+    """Rate, processor time and round trips of plain TCP, our bulk plane and a libp2p stream.
+
+    Two processes on this machine. A message goes, a small answer comes back. Planes take turns, so
+    that a machine whose speed drifts treats them alike. Medians are what to quote.
+    """
+    from swarmd.cli.bench_links import measure_links
+
+    return measure_links(
+        session.printer, repeats=repeats, seconds=seconds, transfer_bytes=transfer_bytes
+    )

@@ -137,8 +137,9 @@ class Outbox:
         lane.queued_bytes += message.cost
         lane.waiting.append(message)
 
-    def next_piece(self, frame_bytes: int) -> Piece | None:
-        """At most `frame_bytes` with its headers; None when nothing may leave now."""
+    def next_piece(self, frame_bytes: int, *, left_max: int | None = None) -> Piece | None:
+        """At most `frame_bytes` with its headers; None when nothing may leave now, or when more
+        than `left_max` bytes of its message are left."""
         for lane in self._lanes:
             if not lane.waiting:
                 continue
@@ -146,6 +147,9 @@ class Outbox:
             if begins:
                 if lane.begun_bytes - lane.taken_bytes >= self.window_bytes:
                     continue
+            if left_max is not None and message.size - message.offset > left_max:
+                return None
+            if begins:
                 lane.begun_bytes += message.cost
                 message.begun = True
             return self._cut(lane, message, begins, frame_bytes)

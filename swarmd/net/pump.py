@@ -11,6 +11,7 @@ ping waits behind one frame at most, never behind a tensor.
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import NoReturn
@@ -43,6 +44,8 @@ FRAME_S = 30.0
 SLOW_BYTES_PER_S = 2.5e6
 SLOW_FRAME_BYTES = 64 << 10
 """256 KiB take 21 ms at 100 Mbit/s, 0.2 s at 10 Mbit/s; below 20 Mbit/s frames are smaller."""
+TOGETHER_BYTES = 4 << 10
+"""A message this small goes with the words before it. A larger one would make them wait for it."""
 GOODBYE_S = 0.5
 CREDIT_MESSAGES_PER_S = 200.0
 CREDIT_BURST = 2000.0
@@ -228,40 +231,51 @@ class Pump:
             self.carrier.close_now()
 
     async def _write(self) -> None:
-        carrier, outbox = self.carrier, self._plane.outbox
+        carrier = self.carrier
         while True:
-            parts, piece = self._next()
-            if parts is None:
+            if self._parting is not None:
+                await self._say_goodbye(self._parting)
+            words = self._words_due()
+            if words and not self._plane.outbox.has_work:
+                # Whoever took a message may answer at once: its answer and this go together.
+                await trio.lowlevel.checkpoint()
+                words += self._words_due()
+            piece = self._next_piece(left_max=TOGETHER_BYTES if words else None)
+            if piece is not None:
+                await carrier.send([*words, *piece.parts])
+                self._has_left(piece)
+            elif words:
+                await carrier.send(words)
+            else:
                 await self._wakeup.wait()
-                continue
-            await carrier.send(parts)
-            if piece is not None:
-                self.active_s = trio.current_time()
-                self._plane.sent_by_lane[piece.message.lane] += sum(map(len, parts))
-                self._plane.up.began(piece.message, self.active_s)
-                outbox.left(piece)
-            elif parts[0] is self._parting:
-                self._end = self._end or CarrierEnded("closed", "we said goodbye")
-                # Closing with unread bytes would reset the connection and destroy the goodbye:
-                # leave the far side the time to read it and to close.
-                await trio.sleep(GOODBYE_S)
-                raise self._end
 
-    def _next(self) -> tuple[list[Buffer] | None, Piece | None]:
-        if self._parting is not None:
-            return [self._parting], None
-        if self._words:
-            return [self._words.popleft()], None
+    def _words_due(self) -> list[Buffer]:
+        """Frames that go before messages: answers, heartbeats, acknowledgements."""
+        words: list[Buffer] = list(self._words)
+        self._words.clear()
+        if self._plane.receiving is self:
+            words += self._plane.acknowledgements(trio.current_time())
+        return words
+
+    def _next_piece(self, *, left_max: int | None) -> Piece | None:
+        if self._plane.sending is not self or not self._may_send:
+            return None
+        return self._plane.outbox.next_piece(self._frame_bytes(), left_max=left_max)
+
+    def _has_left(self, piece: Piece) -> None:
         plane = self._plane
-        if plane.receiving is self:
-            acks = plane.acknowledgements(trio.current_time())
-            if acks:
-                return [b"".join(acks)], None
-        if plane.sending is self and self._may_send:
-            piece = plane.outbox.next_piece(self._frame_bytes())
-            if piece is not None:
-                return list(piece.parts), piece
-        return None, None
+        self.active_s = trio.current_time()
+        plane.sent_by_lane[piece.message.lane] += sum(map(len, piece.parts))
+        plane.up.began(piece.message, self.active_s)
+        plane.outbox.left(piece)
+
+    async def _say_goodbye(self, parting: bytes) -> NoReturn:
+        await self.carrier.send([parting])
+        self._end = self._end or CarrierEnded("closed", "we said goodbye")
+        # Closing with unread bytes would reset the connection and destroy the goodbye: leave the
+        # far side the time to read it and to close.
+        await trio.sleep(GOODBYE_S)
+        raise self._end
 
     def _frame_bytes(self) -> int:
         """Smaller on slow links and unknown ones: what is urgent waits for one frame."""
@@ -272,19 +286,21 @@ class Pump:
     async def _read(self) -> None:
         head = bytearray(HEADER.size)
         view = memoryview(head)
-        while True:
-            await self.carrier.receive_into(view)
-            kind, lane, length = parse_header(head)
-            self.heard_s = trio.current_time()
-            with trio.move_on_after(FRAME_S) as scope:
+        with trio.CancelScope() as scope:
+            while True:
+                await self.carrier.receive_into(view)
+                kind, lane, length = parse_header(head)
+                self.heard_s = trio.current_time()
+                scope.deadline = self.heard_s + FRAME_S
                 if kind is Kind.OPEN or kind is Kind.DATA:
                     await self._take_message(kind, lane, length)
                 else:
                     body = bytearray(length)
                     await self.carrier.receive_into(memoryview(body))
                     await self._take_word(kind, lane, body)
-            if scope.cancelled_caught:
-                raise CarrierEnded("stalled", f"a frame did not arrive within {FRAME_S:.0f} s")
+                scope.deadline = math.inf
+        if scope.cancelled_caught:
+            raise CarrierEnded("stalled", f"a frame did not arrive within {FRAME_S:.0f} s")
 
     async def _take_message(self, kind: Kind, lane: int, length: int) -> None:
         plane, inbox, left = self._plane, self._plane.inbox, length

@@ -25,6 +25,9 @@ from swarmd.units import LinkShape
 BURST_S = 0.1
 """A bucket holds this much of its rate: enough to wake late, too little to show over a second."""
 
+LATE_S_MAX = 0.5
+"""A path makes up for so much of our own lateness, at most."""
+
 
 class TokenBucket:
     """Bytes a second. May be overdrawn; who cares waits until it is not."""
@@ -92,6 +95,34 @@ def bend_of(ours: LinkShape | None, theirs: LinkShape | None) -> Bend:
     )
 
 
+class _Line:
+    """One direction of a path: when it has carried what was put on it."""
+
+    def __init__(self, bytes_per_s: float) -> None:
+        self._bytes_per_s = bytes_per_s
+        self._free_s = 0.0
+
+    def occupy(self, size: int, *, follows: bool) -> tuple[float, float]:
+        """(seconds that `size` bytes take, when their last one is through).
+
+        `follows`: they waited for the line, so they come right after what was there before, though
+        we are late to say so. Else a busy machine would make the line slower than it is to be.
+        """
+        now_s = trio.current_time()
+        takes_s = size / self._bytes_per_s if self._bytes_per_s else 0.0
+        starts_s = max(self._free_s, now_s - LATE_S_MAX if follows else now_s)
+        self._free_s = starts_s + takes_s
+        return takes_s, self._free_s
+
+    async def wait(self) -> bool:
+        """Until it is free. False if it was."""
+        waited = False
+        while trio.current_time() < self._free_s:
+            waited = True
+            await trio.sleep_until(self._free_s)
+        return waited
+
+
 class Path:
     """One link as it is bent: both planes of it share the rates.
 
@@ -102,28 +133,31 @@ class Path:
     def __init__(self, bend: Bend, rng: random.Random) -> None:
         self.bend = bend
         self._rng = rng
-        self._up_free_s = self._down_free_s = 0.0
+        self._up, self._down = _Line(bend.up_bytes_per_s), _Line(bend.down_bytes_per_s)
+        self._waited_up = False
 
     async def wait_up(self) -> None:
         """Until what was sent before has gone."""
-        while trio.current_time() < self._up_free_s:
-            await trio.sleep_until(self._up_free_s)
+        self._waited_up = await self._up.wait()
 
     def sent(self, size: int, *, urgent: bool) -> float:
         """When the last of `size` bytes, sent now, is to leave. Urgent ones go past the queue."""
-        rate, delay_s, now_s = self.bend.up_bytes_per_s, self.bend.delay_s, trio.current_time()
-        takes_s = size / rate if rate else 0.0
-        self._up_free_s = max(self._up_free_s, now_s) + takes_s
+        takes_s, through_s = self._up.occupy(size, follows=self._waited_up)
+        self._waited_up = False
+        delay_s = self.bend.delay_s
         if self.bend.jitter_s:
             delay_s += self._rng.uniform(-self.bend.jitter_s, self.bend.jitter_s)
-        return (now_s + takes_s if urgent else self._up_free_s) + max(0.0, delay_s)
+        return (trio.current_time() + takes_s if urgent else through_s) + max(0.0, delay_s)
 
-    async def received(self, size: int, *, urgent: bool) -> None:
-        """Until `size` bytes could have come at the link's rate."""
-        rate, now_s = self.bend.down_bytes_per_s, trio.current_time()
-        if rate:
-            self._down_free_s = max(self._down_free_s, now_s) + size / rate
-            await trio.sleep_until(now_s + size / rate if urgent else self._down_free_s)
+    async def received(self, size: int, *, urgent: bool, waited: bool) -> None:
+        """Until `size` bytes could have come at the link's rate. `waited`: they did, for us."""
+        if not self.bend.down_bytes_per_s:
+            return
+        takes_s, _ = self._down.occupy(size, follows=waited)
+        if urgent:
+            await trio.sleep(takes_s)
+        else:
+            await self._down.wait()
 
 
 class DelayLine:

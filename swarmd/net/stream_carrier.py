@@ -42,7 +42,7 @@ class StreamCarrier:
     frame_bytes = WRITE_BYTES
 
     def __init__(self, stream: Stream, raw: RawStream, *, owns_socket: bool) -> None:
-        self._stream = stream
+        self.stream = stream
         self._raw = raw
         self._owns_socket = owns_socket
         self._held = bytearray()
@@ -62,7 +62,7 @@ class StreamCarrier:
             failure = None
             with trio.move_on_after(STALL_S, shield=True) as scope:
                 try:
-                    await self._stream.write(data[at : at + WRITE_BYTES])
+                    await self.stream.write(data[at : at + WRITE_BYTES])
                 except Exception as error:
                     failure = CarrierEnded(self._end_cause(), repr(error))
             if failure is not None:
@@ -75,7 +75,7 @@ class StreamCarrier:
         while len(self._held) < len(view):
             try:
                 # Large reads: the library sends a window update for each.
-                data = await self._stream.read(65_536)
+                data = await self.stream.read(65_536)
             except Exception as error:
                 raise CarrierEnded(self._end_cause(), repr(error)) from None
             if not data:
@@ -96,7 +96,7 @@ class StreamCarrier:
         if self._owns_socket:
             self._raw.close_now()
         else:
-            _forget_stream(self._stream)
+            _forget_stream(self.stream)
 
 
 def _forget_stream(stream: Stream) -> None:

@@ -30,6 +30,8 @@ from swarmd.protocols.ids import PeerId
 
 ALPN = "swarmd-bulk/1"
 FRAME_BYTES = 256 << 10
+RECORD_BYTES = 16 << 10
+"""The most that one record of TLS holds."""
 STALL_S = 10.0
 HANDSHAKE_S = 5.0
 PEM_BYTES_MAX = 4096
@@ -144,14 +146,17 @@ class TlsCarrier:
         if self._raw.closed:
             raise CarrierEnded("dropped")
         try:
-            for part in parts:
-                if len(part):
-                    self._tls.write(part)
+            for part in _records(parts):
+                self._tls.write(part)
         except ssl.SSLError as error:
             self._raw.close_now()
             raise CarrierEnded("lost", str(error)) from None
+        rest = self._raw.send_nowait(self._out.read())
+        if not rest:
+            await self._raw.take_turns()
+            return
         with trio.move_on_after(STALL_S, shield=True) as scope:
-            await self._raw.send_all(self._out.read())
+            await self._raw.send_all(rest)
         if scope.cancelled_caught:
             # No await before the raise: with the shield gone, a pending outer cancellation would
             # replace our error, and the caller would go on after half a record.
@@ -175,6 +180,13 @@ class TlsCarrier:
 
     def close_now(self) -> None:
         self._raw.close_now()
+
+
+def _records(parts: Sequence[Buffer]) -> Sequence[Buffer]:
+    """Small parts as one: each write is a record of its own, which both sides pay for."""
+    if sum(map(len, parts)) <= RECORD_BYTES:
+        return [b"".join(parts)]
+    return [part for part in parts if len(part)]
 
 
 async def connect_tls(raw: RawStream, keys: BulkKeys, peer: PeerId) -> TlsCarrier:
