@@ -212,6 +212,15 @@ class AuditCounts:
 
 
 @part
+class LocalBoundary:
+    """One token's way over one boundary: as dense 16-bit elements, and as it was sent."""
+
+    raw_bytes_per_token: int | None = None
+    wire_bytes_per_token: float | None = None
+    compression_ratio: float | None = None
+
+
+@part
 class LocalEvent:
     """One `--event`, when it was due and what became of it."""
 
@@ -263,6 +272,7 @@ class Local(Record):
     raw_bytes: int | None = None
     wire_bytes: int | None = None
     compression_ratio: float | None = None
+    boundary: LocalBoundary = field(default_factory=LocalBoundary)
     faults: int | None = None
     recovery_s_max: float | None = None
     lost_micro_batches: int | None = None

@@ -229,11 +229,22 @@ class TotalTraffic:
 
 
 @part
+class BoundaryTraffic:
+    """What activations and gradients cost. Wire: all that crossed the sockets but the frames of
+    mixes and states, so gossip and encryption count against it."""
+
+    raw_bytes_sent: int | None = None
+    wire_bytes_sent: int | None = None
+    compression_ratio: float | None = None
+
+
+@part
 class Communication:
     comm_s_per_round: float | None = None
     """Median over 10 rounds."""
     last_round: RoundTraffic = field(default_factory=RoundTraffic)
     total: TotalTraffic = field(default_factory=TotalTraffic)
+    boundary: BoundaryTraffic = field(default_factory=BoundaryTraffic)
     bytes_per_step: float | None = None
 
 

@@ -167,6 +167,7 @@ def _run(plan: LocalPlan, show: Show) -> Local:
         conductor,
         loss_share=run.loss_share,
         samples_total=_samples_total(run),
+        dense_bytes_per_token=run.shape.dense_bytes(1),
         twin=twin,
         interrupted=interrupted,
     )

@@ -114,6 +114,13 @@ def result_lines(result: Local) -> list[str]:
         f"bytes raw={size(result.raw_bytes)} sent={size(result.wire_bytes)} "
         f"ratio={number(result.compression_ratio, 1)}x"
     )
+    boundary = result.boundary
+    if boundary.compression_ratio is not None:
+        lines.append(
+            f"boundary raw={boundary.raw_bytes_per_token} B a token "
+            f"sent={number(boundary.wire_bytes_per_token, 1)} B "
+            f"ratio={number(boundary.compression_ratio, 1)}x"
+        )
     for event in result.events:
         if event.outcome != "done":
             lines.append(f"event {event.event!r} {event.outcome}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from swarmd.cli.local_swarm.conductor import Conductor, leftovers
 from swarmd.cli.local_swarm.outcome import EXIT_CODES, Seen, judge, target_of
 from swarmd.cli.local_swarm.twin import TwinFigures
-from swarmd.result_records import AuditCounts, Local, LocalEvent, LocalPeer
+from swarmd.result_records import AuditCounts, Local, LocalBoundary, LocalEvent, LocalPeer
 
 
 def result_of(
@@ -13,6 +13,7 @@ def result_of(
     *,
     loss_share: float,
     samples_total: int,
+    dense_bytes_per_token: int,
     twin: TwinFigures | None,
     interrupted: bool,
 ) -> Local:
@@ -62,7 +63,8 @@ def result_of(
         comm_s_per_round=view.mean("communication.comm_s_per_round"),
         raw_bytes=view.sum("communication.total.raw_bytes_sent"),
         wire_bytes=view.sum("communication.total.wire_bytes_sent"),
-        compression_ratio=view.compression_ratio,
+        compression_ratio=view.compression_ratio("total"),
+        boundary=_boundary(view.compression_ratio("boundary"), dense_bytes_per_token),
         faults=view.sum("faults.count"),
         recovery_s_max=view.maximum("faults.recovery_s_max"),
         lost_micro_batches=view.maximum("faults.lost_micro_batches"),
@@ -72,6 +74,16 @@ def result_of(
             for state in conductor.events
         ],
         peers=_peers(conductor),
+    )
+
+
+def _boundary(ratio: float | None, dense_bytes_per_token: int) -> LocalBoundary:
+    if ratio is None:
+        return LocalBoundary()
+    return LocalBoundary(
+        raw_bytes_per_token=dense_bytes_per_token,
+        wire_bytes_per_token=round(dense_bytes_per_token / ratio, 1),
+        compression_ratio=ratio,
     )
 
 

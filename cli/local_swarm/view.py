@@ -93,10 +93,10 @@ class SwarmView:
         ]
         return sum(values) if values else None
 
-    @property
-    def compression_ratio(self) -> float | None:
-        raw = self.sum("communication.total.raw_bytes_sent")
-        wire = self.sum("communication.total.wire_bytes_sent")
+    def compression_ratio(self, of: str) -> float | None:
+        """Of the `total` traffic, or of what crosses each `boundary`."""
+        raw = self.sum(f"communication.{of}.raw_bytes_sent")
+        wire = self.sum(f"communication.{of}.wire_bytes_sent")
         return raw / wire if raw and wire else None
 
     def _values(self, path: str) -> list[Any]:

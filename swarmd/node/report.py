@@ -22,6 +22,7 @@ from swarmd.protocols.reasons import Reason
 from swarmd.run_link import PeerAddress, RunLink, parse_peer_address
 from swarmd.status import (
     Address,
+    BoundaryTraffic,
     Communication,
     Contribution,
     DataPart,
@@ -341,6 +342,8 @@ class Reporter:
             raw_sent += rounds.raw_bytes_sent
             raw_received += rounds.raw_bytes_received
         wire = sent + received
+        boundary_sent = sent - sum(_not_of_boundaries(link) for link in links)
+        boundary_raw = machine.traffic.raw_bytes_sent
         return Communication(
             comm_s_per_round=None if rounds is None else rounds.comm_s_per_round,
             last_round=RoundTraffic() if rounds is None else last_traffic(rounds),
@@ -350,6 +353,11 @@ class Reporter:
                 raw_bytes_received=raw_received,
                 wire_bytes_received=received,
                 compression_ratio=(raw_sent + raw_received) / wire if wire else None,
+            ),
+            boundary=BoundaryTraffic(
+                raw_bytes_sent=boundary_raw,
+                wire_bytes_sent=boundary_sent,
+                compression_ratio=boundary_raw / boundary_sent if boundary_sent else None,
             ),
         )
 
@@ -494,3 +502,8 @@ def _rank(machine: PeerMachine) -> int | None:
     assert machine.work.stage is not None
     replicas = [peer.peer for peer in machine.coverage.active[machine.work.stage]]
     return replicas.index(machine.peer) if machine.peer in replicas else None
+
+
+def _not_of_boundaries(link: LinkStatistics) -> int:
+    """Bytes sent for other purposes than passing micro-batches on and keeping in touch."""
+    return sum(link.bytes_by_purpose[purpose][0] for purpose in ("mix", "state"))

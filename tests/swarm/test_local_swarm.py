@@ -110,7 +110,8 @@ def test_four_peers_on_two_stages_learn_and_lose_a_replica(tmp_path: Path) -> No
     assert found["audit"] == {"samples": 24 * 32, "gaps": 0, "repeats": 0}
     assert found["lost_micro_batches"] == 0
     assert found["events"][0]["outcome"] == "done"
-    assert found["compression_ratio"] >= 5.0
+    assert found["boundary"]["compression_ratio"] >= 5.0
+    assert found["boundary"]["raw_bytes_per_token"] == 256
     assert {peer["name"]: peer["exit_code"] for peer in found["peers"]} == {
         "p0": 0,
         "p1": 0,

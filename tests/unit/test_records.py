@@ -139,7 +139,7 @@ def test_times_are_utc_with_milliseconds() -> None:
 
 def test_schema_exists_for_every_object_of_the_contract() -> None:
     assert names() == sorted(
-        "audit bench_links bench_mix bench_pipeline config contributions "
+        "audit bench_links bench_mix bench_pipeline bench_quality config contributions "
         "doctor done error eval event export "
         "identity joined leave local netcheck peers plan ps run sim status version".split()
     )
