@@ -12,6 +12,7 @@ from swarmd.protocols.jobs import BufferRef
 from swarmd.protocols.messages.pipeline import Busy, Gradient, Refused
 from swarmd.protocols.passage import Attempt, Passage
 from swarmd.protocols.passage_table import PassageTable
+from swarmd.protocols.receipts import CALLED
 
 
 class Caller:
@@ -57,6 +58,7 @@ class Caller:
             self._fail_if(passage, table.hop.failed(passage, attempt, code, now_s))
             return
         table.hop.won(passage, attempt, message, now_s)
+        table.saw(passage, attempt.peer, CALLED)
         passage.loss_sum = message.loss_sum
         self._carry_on(passage, event.payload)
 

@@ -22,6 +22,7 @@ from swarmd.protocols.errors import RemoteProtocolError
 
 FORM_RUNS, FORM_BITS = b"\0", b"\1"
 VARINT_BYTES_MAX = 5
+VARINT_MAX = (1 << 7 * VARINT_BYTES_MAX) - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +115,7 @@ class IndexSet:
         as_runs = bytearray(FORM_RUNS)
         previous = 0
         for start, step, count in self._progressions():
-            as_runs += _varint(start - previous) + _varint(step) + _varint(count)
+            as_runs += varint(start - previous) + varint(step) + varint(count)
             if len(as_runs) >= len(as_bits):
                 return as_bits
             previous = start + step * (count - 1)
@@ -164,9 +165,9 @@ EMPTY = IndexSet()
 def _bits_of_runs(body: bytes, end: int) -> int:
     bits, previous, place = 0, 0, 0
     while place < len(body):
-        gap, place = _read_varint(body, place)
-        step, place = _read_varint(body, place)
-        count, place = _read_varint(body, place)
+        gap, place = read_varint(body, place)
+        step, place = read_varint(body, place)
+        count, place = read_varint(body, place)
         start = previous + gap
         previous = start + step * (count - 1)
         if step < 1 or count < 1 or previous >= end:
@@ -175,7 +176,7 @@ def _bits_of_runs(body: bytes, end: int) -> int:
     return bits
 
 
-def _varint(value: int) -> bytes:
+def varint(value: int) -> bytes:
     """Seven bits a byte, lowest first; the highest bit says that more follow."""
     body = bytearray()
     while value > 0x7F:
@@ -185,7 +186,7 @@ def _varint(value: int) -> bytes:
     return bytes(body)
 
 
-def _read_varint(body: bytes, place: int) -> tuple[int, int]:
+def read_varint(body: bytes, place: int) -> tuple[int, int]:
     value = 0
     for shift in range(0, 7 * VARINT_BYTES_MAX, 7):
         if place >= len(body):

@@ -10,6 +10,7 @@ from swarmd.protocols.lane import LaneJob
 from swarmd.protocols.messages.pipeline import LOSS_SUM_MAX
 from swarmd.protocols.passage import Outbound, Passage
 from swarmd.protocols.passage_table import PassageTable
+from swarmd.protocols.receipts import CALLED
 
 PAYLOAD_CODES = ("malformed", "wrong_shape", "wrong_dtype", "not_finite")
 """With these the worker blames the bytes that a peer sent. not_finite may be our own doing: one is
@@ -144,6 +145,7 @@ class JobResults:
         table = self._table
         outbound = passage.outbound
         if failure.code in PAYLOAD_CODES and outbound is not None and outbound.won_by is not None:
+            table.saw(passage, outbound.won_by, CALLED, is_good=False)
             table.reject(outbound.won_by, failure.code, passage.micro_batch)
             code = table.hop.was_bad(passage, failure.code, now_s)
             if code is not None:

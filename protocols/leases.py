@@ -73,7 +73,7 @@ class LeaseBook:
         self._sign = sign
         self.ledger = Ledger(shape, verify)
         self._gossip = LedgerGossip(self.ledger, own, incarnation)
-        self._work = OwnWork(own, incarnation)
+        self._work = OwnWork(own, incarnation, shape)
         self._gate = RoundGate(limits, shape.rounds)
         self._watch = HeadWatch(own, incarnation, self.ledger, limits)
         self._taker = LeaseTaker(own, self.ledger, self._work, self._watch, limits)
@@ -204,12 +204,27 @@ class LeaseBook:
         held = self._work.held()
         for micro_batch in held:
             self.give_back(micro_batch, now_s)
+        self._tell_seen(range(self.ledger.settled, self._gate.newest + 1), now_s)
         self._flush(now_s)
         return held
 
     def held(self) -> list[MicroBatchId]:
         """Our open leases, in order."""
         return self._work.held()
+
+    # --------------------------------------------------------------------------------- receipts
+
+    def saw(
+        self, micro_batch: MicroBatchId, peer: PeerId, stage: int, role: int, is_good: bool = True
+    ) -> None:
+        """A neighbour in the pipeline did its part; told when the round has ended."""
+        note = self._work.seen.add if is_good else self._work.seen.take_back
+        note(micro_batch, peer, stage, role)
+
+    def _tell_seen(self, rounds: Iterable[int], now_s: float) -> None:
+        for number in rounds:
+            if self._work.tell_seen(number):
+                self._changed(number, now_s)
 
     # --------------------------------------------------------------------------------- held out
 
@@ -343,7 +358,9 @@ class LeaseBook:
             }
             self._effects.append(Emit("round_ended", fields))
         if settled > self._told_ended:
+            ended = range(self._told_ended, settled)
             self._told_ended = settled
+            self._tell_seen(ended, now_s)
             self._tidy()
             if self.is_complete:
                 self._effects.append(Emit("run_complete", {"rounds": settled}))

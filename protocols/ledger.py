@@ -22,17 +22,24 @@ smaller key counts.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 from swarmd.protocols.errors import RemoteProtocolError
 from swarmd.protocols.ids import MicroBatchId, PeerId
 from swarmd.protocols.intervals import EMPTY, IndexSet
 from swarmd.protocols.ledger_entries import Entry, EntryKey, read_entry
+from swarmd.protocols.ledger_sums import (
+    LedgerSums,
+    RoundSums,
+    Totals,
+    add_totals,
+    add_witnessed,
+    check_totals,
+    place_of,
+)
 from swarmd.protocols.messages.ledger import (
     FINGERPRINT_BYTES,
-    LOST_RANGES_MAX,
     ROUNDS_IN_DETAIL_MAX,
     WRITERS_MAX,
     HeldOutScore,
@@ -41,8 +48,8 @@ from swarmd.protocols.messages.ledger import (
     LostRange,
     RoundDigest,
     SignedEntry,
-    WriterTotals,
 )
+from swarmd.protocols.receipts import CAP_ROUNDS, Witnessed, weight_caps, witnessed
 from swarmd.protocols.run_shape import RunShape
 
 ROUNDS_KEPT = 8
@@ -65,17 +72,6 @@ class RoundLedger:
     """Sum of the signed entries' fingerprints modulo 2^64."""
 
 
-class Totals(NamedTuple):
-    """Work of one peer, counted in full each time it was done."""
-
-    micro_batches: int = 0
-    samples: int = 0
-    rounds: int = 0
-
-    def plus(self, other: Totals) -> Totals:
-        return Totals(*(a + b for a, b in zip(self, other, strict=True)))
-
-
 class Ledger:
     """Entries and what follows from them. No timers, no messages of its own: see leases.py."""
 
@@ -83,18 +79,19 @@ class Ledger:
         self.shape = shape
         self._verify = verify
         self._rounds: dict[int, RoundLedger] = {}
-        self.base = 0
-        """Rounds below are known in sum only, and have ended."""
+        self._sums = LedgerSums()
         self._settled = 0
         self._of_body: dict[bytes, EntryKey] = {}
         """The signed entries that we hold: most of what arrives is among them."""
-        self._totals: dict[PeerId, Totals] = {}
-        self._samples_twice = 0
-        self._lost: set[LostRange] = set()
         self.counters: Counter[str] = Counter()
         """Entries not taken, by code."""
 
     # -------------------------------------------------------------------------------- questions
+
+    @property
+    def base(self) -> int:
+        """Rounds below are known in sum only, and have ended."""
+        return self._sums.rounds
 
     @property
     def settled(self) -> int:
@@ -125,10 +122,10 @@ class Ledger:
 
     def lost(self) -> list[LostRange]:
         """Given up for good and done by nobody, in order."""
-        ranges = set(self._lost)
+        ranges = set(self._sums.lost)
         for number in self.rounds_in_detail():
             ranges |= self._lost_in(number)
-        return sorted(ranges, key=_place)
+        return sorted(ranges, key=place_of)
 
     def is_ended(self, round_number: int) -> bool:
         return self.ended(round_number) == self.all_of(round_number)
@@ -184,15 +181,34 @@ class Ledger:
         return in_sum - self._samples(round_number, self.done(round_number))
 
     def samples_twice_total(self) -> int:
-        return self._samples_twice + sum(map(self.samples_twice, self._rounds))
+        return self._sums.samples_twice + sum(map(self.samples_twice, self._rounds))
 
     def contributions(self) -> dict[PeerId, Totals]:
         """What each peer has done, over all its lives."""
-        totals = dict(self._totals)
+        totals = dict(self._sums.totals)
         for round_number in self.rounds_in_detail():
-            for peer, more in self._round_totals(round_number).items():
-                totals[peer] = totals.get(peer, Totals()).plus(more)
+            add_totals(totals, self._round_totals(round_number))
         return totals
+
+    def witnessed(self, round_number: int) -> dict[bytes, Witnessed]:
+        """What the receipts of a round in detail prove, by tag (receipts.py)."""
+        told = [(entry.key.peer, entry.witnessed) for entry in self.entries(round_number)]
+        return witnessed(told, self.shape)
+
+    def witnessed_total(self) -> dict[bytes, Witnessed]:
+        """What all receipts prove, by tag."""
+        totals = dict(self._sums.witnessed)
+        for round_number in self.rounds_in_detail():
+            add_witnessed(totals, self.witnessed(round_number))
+        return totals
+
+    def weight_caps(self, round_number: int, peers: Iterable[PeerId]) -> dict[PeerId, int]:
+        """How many samples of a peer's claim are believed, by what was seen of it in the rounds
+        before (receipts.weight_caps)."""
+        before = range(max(self.base, round_number - CAP_ROUNDS), round_number)
+        usual = self.shape.micro_batches_of_round(max(0, round_number - 1))
+        scale = self.shape.micro_batches_of_round(round_number) / max(1, usual)
+        return weight_caps([self.witnessed(number) for number in before], peers, scale)
 
     # ---------------------------------------------------------------------------------- entries
 
@@ -281,55 +297,33 @@ class Ledger:
         """Keep rounds in sum only that have been settled for ROUNDS_KEPT rounds."""
         until = max(self.base, self.settled - ROUNDS_KEPT)
         for number in [number for number in self.rounds_in_detail() if number < until]:
-            self._lost |= self._lost_in(number)
-            for peer, more in self._round_totals(number).items():
-                self._totals[peer] = self._totals.get(peer, Totals()).plus(more)
-            self._samples_twice += self.samples_twice(number)
+            self._sums.add(
+                RoundSums(
+                    self._round_totals(number),
+                    self.witnessed(number),
+                    self.samples_twice(number),
+                    frozenset(self._lost_in(number)),
+                )
+            )
             self._drop(number)
-        self.base = until
+        self._sums.rounds = until
 
     def totals(self) -> LedgerTotals:
-        largest = sorted(self._totals, key=lambda peer: (-self._totals[peer].samples, peer))
-        return LedgerTotals(
-            rounds=self.base,
-            processed_twice=self._samples_twice,
-            writers=tuple(
-                WriterTotals(peer=peer, **self._totals[peer]._asdict())
-                for peer in sorted(largest[:WRITERS_MAX])
-            ),
-            lost=tuple(sorted(self._lost, key=_place)[:LOST_RANGES_MAX]),
-        )
+        return self._sums.to_message()
 
     def adopt(self, totals: LedgerTotals) -> bool:
         """Join another ledger's sums. The caller answers for their truth: they are not signed.
 
-        Raises RemoteProtocolError(wrong_round) if the run has no such rounds.
+        Raises RemoteProtocolError: wrong_round, malformed.
         """
-        for number in (totals.rounds - 1, *(item.round for item in totals.lost)):
-            if number >= self.shape.rounds:
-                raise RemoteProtocolError("wrong_round", f"the run has no round {number}")
-        for item in totals.lost:
-            if not item.first <= item.last < self.shape.micro_batches_of_round(item.round):
-                raise RemoteProtocolError("malformed", f"lost {item.first} to {item.last}")
+        check_totals(totals, self.shape)
         if totals.rounds < self.base:
             return False
-        theirs = {
-            PeerId(item.peer): Totals(item.micro_batches, item.samples, item.rounds)
-            for item in totals.writers
-        }
-        before = (self.base, self._samples_twice, dict(self._totals), set(self._lost))
-        if totals.rounds > self.base:
-            self.base, self._totals, self._samples_twice = totals.rounds, {}, 0
-            self._lost = set()
-            self._settled = max(self._settled, self.base)
-            for number in [number for number in self._rounds if number < self.base]:
-                self._drop(number)
-        for peer in sorted(theirs):
-            mine = self._totals.get(peer, Totals())
-            self._totals[peer] = Totals(*map(max, zip(mine, theirs[peer], strict=True)))
-        self._samples_twice = max(self._samples_twice, totals.processed_twice)
-        self._lost |= set(totals.lost)
-        return before != (self.base, self._samples_twice, self._totals, self._lost)
+        is_news = self._sums.join(totals)
+        self._settled = max(self._settled, self.base)
+        for number in [number for number in self._rounds if number < self.base]:
+            self._drop(number)
+        return is_news
 
     # ----------------------------------------------------------------------------------- inside
 
@@ -358,10 +352,6 @@ class Ledger:
                 more = Totals(len(entry.done), self.samples(entry), 0)
                 totals[entry.key.peer] = mine.plus(more)
         return totals
-
-
-def _place(lost: LostRange) -> tuple[int, int]:
-    return (lost.round, lost.first)
 
 
 assert ROUNDS_KEPT + ROUNDS_AHEAD_MAX < ROUNDS_IN_DETAIL_MAX

@@ -24,6 +24,7 @@ from swarmd.protocols.messages.ledger import (
     LedgerEntry,
     SignedEntry,
 )
+from swarmd.protocols.receipts import Seen, pack_seen, unpack_seen
 from swarmd.protocols.run_shape import RunShape
 
 Sign = Callable[[bytes], bytes]
@@ -47,6 +48,7 @@ class Entry:
     lost: IndexSet = EMPTY
     loss_sum: float = 0.0
     held_out: tuple[HeldOutScore, ...] = ()
+    witnessed: tuple[Seen, ...] = ()
     signed: SignedEntry | None = None
 
     @property
@@ -82,7 +84,15 @@ def read_entry(signed: SignedEntry, shape: RunShape) -> Entry:
     _check_held_out(plain.held_out, shape)
     key = EntryKey(plain.round, PeerId(plain.peer), plain.incarnation)
     return Entry(
-        key, plain.version, leased, done, lost, plain.loss_sum, plain.held_out, signed=signed
+        key,
+        plain.version,
+        leased,
+        done,
+        lost,
+        plain.loss_sum,
+        plain.held_out,
+        unpack_seen(plain.witnessed, shape, plain.round),
+        signed=signed,
     )
 
 
@@ -100,6 +110,7 @@ def sign_entry(entry: Entry, shape: RunShape, sign: Sign) -> Entry:
             lost=entry.lost.to_bytes() if entry.lost else b"",
             loss_sum=entry.loss_sum,
             held_out=entry.held_out,
+            witnessed=pack_seen(entry.witnessed),
         )
     )
     return replace(entry, signed=SignedEntry(body=body, signature=sign(body)))

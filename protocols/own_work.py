@@ -1,4 +1,4 @@
-"""What this head itself holds and has done, round by round: what its ledger entries are made of."""
+"""What this peer holds, has done and has seen, by round: what its ledger entries are made of."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from swarmd.protocols.ids import MicroBatchId, PeerId
 from swarmd.protocols.intervals import EMPTY, IndexSet
 from swarmd.protocols.ledger_entries import Entry, EntryKey
 from swarmd.protocols.messages.ledger import HeldOutScore
+from swarmd.protocols.receipts import Seen, SeenBook
+from swarmd.protocols.run_shape import RunShape
 
 
 @dataclass(slots=True)
@@ -21,14 +23,16 @@ class _Round:
     """Given back, and not taken again by us since."""
     loss_sum: float = 0.0
     held_out: dict[int, HeldOutScore] = field(default_factory=dict)
+    witnessed: tuple[Seen, ...] = ()
 
 
 class OwnWork:
     """Leases begin with `grant` and end once: with `done`, `give_back` or `lose`."""
 
-    def __init__(self, own: PeerId, incarnation: int) -> None:
+    def __init__(self, own: PeerId, incarnation: int, shape: RunShape) -> None:
         self._own = own
         self._incarnation = incarnation
+        self.seen = SeenBook(shape)
         self._rounds: dict[int, _Round] = {}
 
     def key(self, round_number: int) -> EntryKey:
@@ -45,6 +49,7 @@ class OwnWork:
             mine.lost,
             mine.loss_sum,
             tuple(mine.held_out[index] for index in sorted(mine.held_out)),
+            mine.witnessed,
         )
 
     def leased(self, round_number: int) -> IndexSet:
@@ -98,8 +103,19 @@ class OwnWork:
             mine.version += 1
             mine.held_out[score.index] = score
 
+    def tell_seen(self, round_number: int) -> bool:
+        """Put what was seen of others so far into the entry. False if it says so already."""
+        seen = self.seen.of_round(round_number)
+        mine = self._rounds.setdefault(round_number, _Round())
+        if seen == mine.witnessed:
+            return False
+        mine.version += 1
+        mine.witnessed = seen
+        return True
+
     def forget_before(self, round_number: int) -> None:
         """Those without a lease: what was done in them is in the ledger's sums."""
+        self.seen.forget_before(round_number)
         for number in [number for number in self._rounds if number < round_number]:
             if not self._rounds[number].leased:
                 del self._rounds[number]

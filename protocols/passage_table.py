@@ -22,6 +22,7 @@ from swarmd.protocols.messages.pipeline import Gradient, MicroBatchRef, Refused
 from swarmd.protocols.passage import Passage
 from swarmd.protocols.pipeline_shape import PipelineLimits, PipelineShape, micro_batch_ref
 from swarmd.protocols.pipeline_statistics import Counters, FaultLog, LossMeter
+from swarmd.protocols.receipts import CALLED, CALLER
 from swarmd.protocols.routing import Router
 
 Key = tuple[PeerId | None, MicroBatchId]
@@ -122,8 +123,16 @@ class PassageTable:
             )
             self.counters.answered += passage.is_trained
             self.effects.append(Send(passage.caller, gradient, payload, Priority.PIPELINE))
+            self.saw(passage, passage.caller, CALLER)
         self.release(payload)
         self._end(passage)
+
+    def saw(self, passage: Passage, peer: PeerId, role: int, *, is_good: bool = True) -> None:
+        """A neighbour did its part, which we can witness; not is_good: it proved useless."""
+        if passage.is_trained:
+            stage = self.shape.stage + (1 if role == CALLED else -1)
+            fields = {"micro_batch": passage.micro_batch, "peer": peer, "stage": stage}
+            self.effects.append(Emit("pipeline/saw", {**fields, "role": role, "is_good": is_good}))
 
     def _tell_done(self, passage: Passage) -> None:
         self.counters.done += passage.is_trained

@@ -18,6 +18,7 @@ Emitted
                            reason is late: peers that are two rounds further will not take it
   pipeline/first_of_round  round
   pipeline/stepped         step, is_taken, data
+  pipeline/saw             micro_batch, peer, stage, role, is_good: what receipts are made of
   pipeline/rejected        peer, code, micro_batch: somebody broke a rule
   micro_batch_redone       micro_batch, peer, code: sent again because that peer failed
 

@@ -47,6 +47,11 @@ class RoundWork:
         self._counted = 0
         self._replicas: dict[PeerId, int] = {}
 
+    @property
+    def replicas(self) -> tuple[PeerId, ...]:
+        """The active peers of our stage, ourselves among them."""
+        return tuple(sorted(self._replicas))
+
     def begin(self, round_number: int, now_s: float, *, joins: bool) -> list[fx.Effect]:
         """The worker holds the state, and the pipeline is a new one.
 

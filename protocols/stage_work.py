@@ -212,6 +212,8 @@ class StageWork:
                 return [fx.Emit("lease_expired", {**plain, "reason": fields["reason"]})]
             case "pipeline/first_of_round":
                 return self._end_round(fields["round"] - 1, now_s)
+            case "pipeline/saw":
+                self.leases.saw(**fields)
             case "rounds/ended":
                 return self._round_ended(fields["round"], now_s)
             case "pipeline/rejected" | "mixing/rejected":
@@ -239,6 +241,8 @@ class StageWork:
         """The inner phase of `round_number` is over here: mix, and take the outer step."""
         if self.pipeline is None or self.rounds is None or round_number < self.round:
             return []
+        caps = self.leases.ledger.weight_caps(round_number, self.rounds.replicas)
+        self.rounds.keeper.set_witnessed(round_number, caps)
         return self.rounds.end(round_number, self.pipeline, now_s)
 
     def _round_ended(self, round_number: int, now_s: float) -> list[fx.Effect]:

@@ -55,13 +55,18 @@ class Contributor:
     tokens: int | None = None
     rounds: int | None = None
     receipts: int | None = None
+    tokens_witnessed: int | None = None
     first_at: Time | None = None
     last_at: Time | None = None
 
 
 @record("contributions")
 class Contributions(Record):
-    """Counted work by peer, with receipts to prove it. Peers by id."""
+    """Counted work by peer, with receipts to prove it. Peers by id.
+
+    `micro_batches` and `tokens`: of a head, what its ledger entries say is done; of others, what
+    their neighbours witnessed. `tokens_witnessed`: what neighbours witnessed, for all of them.
+    """
 
     peers: list[Contributor] = field(default_factory=list)
     as_of_round: int | None = None

@@ -18,6 +18,7 @@ from swarmd.protocols.effects import Arrived, Effect, Emit, Send, SetTimer, Star
 from swarmd.protocols.ids import MicroBatchId, PeerId, RunId
 from swarmd.protocols.lease_limits import LeaseLimits, local
 from swarmd.protocols.leases import LeaseBook
+from swarmd.protocols.receipts import CALLED, CALLER
 from swarmd.protocols.run_shape import RunShape
 
 
@@ -107,6 +108,8 @@ class LeaseWorld:
         self.groups: dict[PeerId, int] = {}
         self.done: Counter[MicroBatchId] = Counter()
         """How often each was really computed, by the world's own count."""
+        self.seen: Counter[PeerId] = Counter()
+        """Samples that a peer of the last stage really saw, by the world's own count."""
         self.emitted: Counter[str] = Counter()
         self.sent: Counter[str] = Counter()
         self.reasons: Counter[str] = Counter()
@@ -334,8 +337,23 @@ class LeaseWorld:
             if not micro_batch.held_out:
                 samples = self.shape.samples_of(micro_batch)
                 self.done[micro_batch] += 1
+                self._witness(peer, micro_batch)
             host.book.done(micro_batch, loss_of(micro_batch) * samples, samples, self.now_s)
         self._carry_out(peer, host.book.take_effects())
+
+    def _witness(self, head: PeerId, micro_batch: MicroBatchId) -> None:
+        """One of those that are no heads was the last stage of it: each saw the other work."""
+        there = [
+            peer
+            for peer, host in self.hosts.items()
+            if not host.is_head and host.alive and not host.frozen
+            and self.groups[peer] == self.groups[head]
+        ]  # fmt: skip
+        if there and self.shape.stages == 2:
+            last = there[micro_batch.index % len(there)]
+            self.hosts[head].book.saw(micro_batch, last, 1, CALLED)
+            self.hosts[last].book.saw(micro_batch, head, 0, CALLER)
+            self.seen[last] += self.shape.samples_of(micro_batch)
 
 
 def loss_of(micro_batch: MicroBatchId) -> float:

@@ -9,8 +9,12 @@ from swarmd.cli.framework import Session, command
 def contributions(session: Session) -> None:
     """Counted work by peer, as this peer's ledger has it.
 
-    MICRO-BATCHES and TOKENS are those a peer led and that were done; ROUNDS, the rounds in which it
-    did any. Every member shows the same, after at most one round.
+    MICRO-BATCHES, TOKENS: of a head (a peer of the first stage), those it led and that were done;
+    of others, those their neighbours in the pipeline signed for. ROUNDS: in which it did any.
+    RECEIPTS: such signatures, one a neighbour and round. WITNESSED: tokens that they prove; a peer
+    between two stages needs both sides to say so. What a peer signs for itself counts nothing
+    there. Every member shows the same, after at most one round. A run of one stage has no
+    neighbours, so no receipts.
     """
     found = session.ask("contributions")
     if session.is_json:
@@ -28,10 +32,13 @@ def contributions(session: Session) -> None:
             f.count(peer.micro_batches),
             f.count(peer.tokens),
             f.count(peer.rounds),
+            f.count(peer.receipts),
+            f.count(peer.tokens_witnessed),
         )
         for peer in told.peers
     ]
-    for line in table(("PEER", "MICRO-BATCHES", "TOKENS", "ROUNDS"), rows, right=[1, 2, 3]):
+    head = ("PEER", "MICRO-BATCHES", "TOKENS", "ROUNDS", "RECEIPTS", "WITNESSED")
+    for line in table(head, rows, right=[1, 2, 3, 4, 5]):
         session.printer.line(line)
     session.printer.line()
     session.printer.line(f"as of round {told.as_of_round}")

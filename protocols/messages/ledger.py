@@ -40,6 +40,12 @@ WRITERS_MAX = 4_096
 """Peers that have ever been a head."""
 LOST_RANGES_MAX = 4_096
 FINGERPRINT_BYTES = 8
+TAG_BYTES = 8
+"""Of a peer's id, in receipts."""
+SEEN_MAX = 1_024
+"""Others that one entry tells of; more are left out, those with the least samples first."""
+SEEN_BYTES_MAX = SEEN_MAX * (TAG_BYTES + 15)
+WITNESSED_BYTES_MAX = WRITERS_MAX * (TAG_BYTES + 20)
 
 
 @message(60)
@@ -70,6 +76,8 @@ class LedgerEntry(Message):
     loss_sum: float = number(-1e15, 1e15, default=0.0)
     """Over the samples of `done`: sum of the mean loss per token, nats."""
     held_out: tuple[HeldOutScore, ...] = sequence(nested(HeldOutScore), HELD_OUT_MAX)
+    witnessed: bytes = raw(SEEN_BYTES_MAX, default=b"")
+    """Receipts: what its neighbours in the pipeline did, as it saw it (receipts.py)."""
 
 
 @message(62)
@@ -134,8 +142,13 @@ class LedgerTotals(Message):
     """Samples that were worked on more than once, counted once."""
     writers: tuple[WriterTotals, ...] = sequence(nested(WriterTotals), WRITERS_MAX)
     lost: tuple[LostRange, ...] = sequence(nested(LostRange), LOST_RANGES_MAX)
+    witnessed: bytes = raw(WITNESSED_BYTES_MAX, default=b"")
+    """What receipts prove of each peer in those rounds (receipts.py, pack_proved)."""
 
 
-assert 3 * INDEX_SET_BYTES_MAX + HELD_OUT_MAX * 48 <= ENTRY_BYTES_MAX
+assert 3 * INDEX_SET_BYTES_MAX + HELD_OUT_MAX * 48 + SEEN_BYTES_MAX <= ENTRY_BYTES_MAX
 assert ENTRY_BYTES_MAX + UPDATE_BYTES_MAX < limits.CONTROL_MESSAGE_BYTES_MAX
-assert WRITERS_MAX * 160 + LOST_RANGES_MAX * 40 < limits.CONTROL_MESSAGE_BYTES_MAX
+assert (
+    WRITERS_MAX * 160 + LOST_RANGES_MAX * 40 + WITNESSED_BYTES_MAX
+    < limits.CONTROL_MESSAGE_BYTES_MAX
+)

@@ -9,11 +9,11 @@ import trio
 
 from swarmd.errors import UserError
 from swarmd.local_api.server import Args, Handlers
+from swarmd.node.contributors import contributors
 from swarmd.protocols import effects as fx
 from swarmd.records import (
     Audit,
     Contributions,
-    Contributor,
     Done,
     Leave,
     Plan,
@@ -111,21 +111,8 @@ class _Contributions(_Answer):
         machine = _machine(self._node)
         view = machine.membership.view(trio.current_time())
         names = {peer.peer: peer.record.name for peer in view.peers}
-        totals = machine.leases.ledger.contributions()
-        tokens = machine.shape.sequence_tokens
-        return Contributions(
-            peers=[
-                Contributor(
-                    id=peer,
-                    name=names.get(peer),
-                    micro_batches=found.micro_batches,
-                    tokens=found.samples * tokens,
-                    rounds=found.rounds,
-                )
-                for peer, found in sorted(totals.items())
-            ],
-            as_of_round=machine.leases.ledger.settled,
-        )
+        found = contributors(machine.leases.ledger, names)
+        return Contributions(peers=found, as_of_round=machine.leases.ledger.settled)
 
 
 class _Ping(_Answer):

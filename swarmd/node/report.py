@@ -19,6 +19,7 @@ from swarmd.protocols import effects as fx
 from swarmd.protocols.greeting import PROTOCOL_MAX, PROTOCOL_MIN
 from swarmd.protocols.peer import PeerMachine
 from swarmd.protocols.reasons import Reason
+from swarmd.protocols.receipts import Witnessed, tag_of
 from swarmd.run_link import PeerAddress, RunLink, parse_peer_address
 from swarmd.status import (
     Address,
@@ -403,8 +404,12 @@ class Reporter:
         if machine.work.pipeline is None:
             return Contribution()
         counted = machine.work.pipeline.statistics(now_s).counters.counted
+        seen = machine.leases.ledger.witnessed_total().get(tag_of(machine.peer), Witnessed())
         return Contribution(
-            micro_batches=counted, tokens=counted * machine.shape.micro_batch_tokens
+            micro_batches=counted,
+            tokens=counted * machine.shape.micro_batch_tokens,
+            rounds=seen.rounds,
+            receipts=seen.receipts,
         )
 
     def _resources_part(self) -> Resources:
