@@ -1,8 +1,10 @@
 """Addresses: reading and writing them, and which of our own to tell others.
 
 A peer address is `/ip4/203.0.113.7/tcp/4710/p2p/PEERID`, also `/ip6/...` and `/dns/NAME/...`. A
-bulk address is the same without the id. What we announce is never a wildcard and never port 0, and
-loopback only if nothing else is there or we listen on loopback.
+bulk address is the same without the id. `/p2p/RELAY/p2p-circuit` leads through a neighbour.
+
+What we announce is never a wildcard and never port 0, and loopback only if nothing else is there or
+we listen on loopback.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ from dataclasses import dataclass
 
 import psutil
 
+CIRCUIT = "circuit"
 _NAME_KINDS = ("dns", "dns4", "dns6")
 
 
@@ -23,16 +26,24 @@ class BadAddress(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where a peer can be reached. `kind`: ip4, ip6, dns, dns4 or dns6. `peer` may be empty."""
+    """Where a peer can be reached. `kind`: ip4, ip6, dns, dns4, dns6 or circuit; then `host` is the
+    relay's id and there is no port. `peer` may be empty."""
 
     kind: str
     host: str
     port: int
     peer: str = ""
 
+    @property
+    def is_circuit(self) -> bool:
+        return self.kind == CIRCUIT
+
     def __str__(self) -> str:
-        text = f"/{self.kind}/{self.host}/tcp/{self.port}"
+        text = f"/p2p/{self.host}/p2p-circuit" if self.is_circuit else self._over_tcp()
         return f"{text}/p2p/{self.peer}" if self.peer else text
+
+    def _over_tcp(self) -> str:
+        return f"/{self.kind}/{self.host}/tcp/{self.port}"
 
     @property
     def family(self) -> int:
@@ -45,6 +56,8 @@ class Address:
 def parse_address(text: str) -> Address:
     """Raises BadAddress."""
     parts = text.split("/")
+    if parts[1:2] == ["p2p"]:
+        return _parse_circuit(parts)
     if len(parts) not in (5, 7) or parts[0]:
         raise BadAddress("it has not the form /ip4/IP/tcp/PORT/p2p/PEERID")
     kind, host, protocol, port_text = parts[1:5]
@@ -64,6 +77,18 @@ def parse_address(text: str) -> Address:
     if len(parts) == 7 and (parts[5] != "p2p" or not parts[6]):
         raise BadAddress("the part after the port is not /p2p/PEERID")
     return Address(kind, host, int(port_text), parts[6] if len(parts) == 7 else "")
+
+
+def _parse_circuit(parts: Sequence[str]) -> Address:
+    sound = len(parts) in (4, 6) and parts[2] and parts[3] == "p2p-circuit"
+    if not sound or parts[0] or (len(parts) == 6 and (parts[4] != "p2p" or not parts[5])):
+        raise BadAddress("it has not the form /p2p/RELAY/p2p-circuit")
+    return Address(CIRCUIT, parts[2], 0, parts[5] if len(parts) == 6 else "")
+
+
+def circuit_address(relay: str) -> str:
+    """The way to whoever is a neighbour of `relay`, too."""
+    return str(Address(CIRCUIT, relay, 0))
 
 
 def ip_address(host: str, port: int, peer: str = "") -> Address:

@@ -7,7 +7,7 @@ channels may come up at nearly the same time; only one says HELLO, so the peer s
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 
 import trio
 
@@ -44,22 +44,29 @@ class DialRace:
         self._news = Wakeup()
         self._won: tuple[Channel, Hello] | None = None
 
-    async def run(self, addresses: tuple[str, ...]) -> tuple[Channel, Hello] | None:
-        """The channel and what the peer said on it, or None."""
+    async def run(
+        self, addresses: tuple[str, ...], detours: Callable[[], Sequence[str]]
+    ) -> tuple[Channel, Hello] | None:
+        """The channel and what the peer said on it, or None. `detours`: if all addresses fail."""
         try:
             with self.scope:
-                async with trio.open_nursery() as nursery:
-                    for address in addresses:
-                        nursery.start_soon(self._try, address, nursery.cancel_scope)
-                        with trio.move_on_after(self._limits.dial_stagger_s):
-                            while address not in self.causes:
-                                await self._news.wait()
+                await self._try_all(addresses)
+                if self._won is None and not self.yielded:
+                    await self._try_all(tuple(detours()))
         except BaseException:
             self._give_up()
             raise
         if self.scope.cancelled_caught:
             self._give_up()
         return self._won
+
+    async def _try_all(self, addresses: tuple[str, ...]) -> None:
+        async with trio.open_nursery() as nursery:
+            for address in addresses:
+                nursery.start_soon(self._try, address, nursery.cancel_scope)
+                with trio.move_on_after(self._limits.dial_stagger_s):
+                    while address not in self.causes:
+                        await self._news.wait()
 
     def _give_up(self) -> None:
         if self._won is not None:

@@ -45,16 +45,19 @@ from libp2p.stream_muxer.yamux.yamux import Yamux
 
 from swarmd.net.addresses import Address, parse_address
 from swarmd.net.quiet import silence_libp2p
+from swarmd.net.relay import HOP, STOP, Circuit, Relay, Wire, accept_circuit, ask_relay
 from swarmd.net.shaping import Caps
 from swarmd.net.sockets import Doorway, RawStream, connect
 from swarmd.net.stream_carrier import StreamCarrier
 from swarmd.net.underlay import CarrierEnded, DialFailed
-from swarmd.protocols.ids import PeerId
+from swarmd.protocols.errors import RemoteProtocolError
+from swarmd.protocols.ids import PeerId, short_id
 
 log = logging.getLogger("swarmd.net")
 
 CONTROL = TProtocol("/swarmd/control/1")
 BULK = TProtocol("/swarmd/bulk/1")
+OURS = (CONTROL, BULK)
 
 READ_BYTES = 64 << 10
 STREAM_S = 5.0
@@ -84,9 +87,9 @@ def peer_id_of_seed(seed: bytes) -> PeerId:
 
 
 class _TcpStream(ReadWriteCloser):
-    """A RawStream as the library wants it."""
+    """A socket, or a circuit, as the library wants it."""
 
-    def __init__(self, raw: RawStream) -> None:
+    def __init__(self, raw: Wire) -> None:
         self.raw = raw
         self._remote = raw.remote
         self._held = b""
@@ -161,8 +164,8 @@ class _Tcp(ITransport):
         return ["tcp"]
 
 
-def _raw_of(node: Any) -> RawStream:
-    """The socket below a connection or stream of the library."""
+def _raw_of(node: Any) -> Wire:
+    """What is below a connection or stream of the library."""
     node = node.muxed_conn
     for name in ("secured_conn", "conn", "read_writer", "read_write_closer", "stream"):
         node = getattr(node, name)
@@ -176,11 +179,10 @@ def _raw_of(node: Any) -> RawStream:
 class Libp2pConnection:
     """An upgraded connection to one peer."""
 
-    path = "direct"
-
-    def __init__(self, host: Libp2pHost, peer: PeerId, raw: RawStream, conn: INetConn) -> None:
+    def __init__(self, host: Libp2pHost, peer: PeerId, raw: Wire, conn: INetConn) -> None:
         self.peer = peer
         self.raw = raw
+        self.path = "relay" if isinstance(raw, Circuit) else "direct"
         self._host = host
         self._conn = conn
 
@@ -223,16 +225,22 @@ class Libp2pHost:
         self.key_pair = key_pair_of(seed)
         self.peer_id = peer_id_of_seed(seed)
         self.counts: Counter[str] = Counter()
-        self._handlers = {CONTROL: on_control, BULK: on_bulk}
+        self._handlers = {
+            CONTROL: on_control,
+            BULK: on_bulk,
+            TProtocol(HOP): self._on_hop,
+            TProtocol(STOP): self._on_stop,
+        }
+        self._relay = Relay(self.counts, self._open_stop, lambda raw: PeerId(str(ID(raw))))
         # Its limits count every connection, ours count links and can say "full": leave room.
         self._connections_max = 2 * links_max + 64
         self._caps = caps
         self._tcp = _Tcp()
         self._host: Any = None
         self._nursery: trio.Nursery | None = None
-        self._raws: set[RawStream] = set()
+        self._raws: set[Wire] = set()
         self._doorway = Doorway(self.counts)
-        self._claimed: set[RawStream] = set()
+        self._claimed: set[Wire] = set()
 
     async def run(
         self,
@@ -304,7 +312,11 @@ class Libp2pHost:
             raise DialFailed("error", str(error)) from None
         if target.peer and target.peer != peer:
             raise DialFailed("wrong_peer_id", f"the address names {target.peer}")
-        raw = await connect(target, self._caps, is_bulk=False)
+        raw: Wire
+        if target.is_circuit:
+            raw = await self._through(PeerId(target.host), peer_id)
+        else:
+            raw = await connect(target, self._caps, is_bulk=False)
         self._raws.add(raw)
         upgraded = False
         try:
@@ -330,8 +342,10 @@ class Libp2pHost:
 
     async def _accept(self, stream: trio.SocketStream) -> None:
         """One inbound connection, until its socket is closed."""
+        await self._serve(RawStream(stream, self._caps, is_bulk=False))
+
+    async def _serve(self, raw: Wire) -> None:
         assert self._tcp.listener is not None
-        raw = RawStream(stream, self._caps, is_bulk=False)
         self._raws.add(raw)
         self._doorway.enter(raw)
         try:
@@ -357,7 +371,8 @@ class Libp2pHost:
                     for c in self._host.get_network().get_connections(stream.muxed_conn.peer_id)
                     if c.muxed_conn is stream.muxed_conn
                 )
-                self._claimed.add(raw)
+                if protocol in OURS:
+                    self._claimed.add(raw)
                 carrier = StreamCarrier(stream, raw, owns_socket=protocol == CONTROL)
                 await handler(Libp2pConnection(self, peer, raw, conn), carrier)
             except Exception as error:
@@ -371,13 +386,69 @@ class Libp2pHost:
 
         return run
 
+    # ------------------------------------------------------------------------------------ circuits
+
+    def _neighbour(self, peer: PeerId) -> Libp2pConnection | None:
+        """A direct connection to a peer we have a link with."""
+        for conn in self._host.get_network().get_connections(ID.from_base58(peer)):
+            raw = _raw_of(conn)
+            if raw in self._claimed and not raw.closed and not isinstance(raw, Circuit):
+                return Libp2pConnection(self, peer, raw, conn)
+        return None
+
+    async def _through(self, relay: PeerId, target: ID) -> Circuit:
+        """Raises DialFailed."""
+        near = self._neighbour(relay)
+        if near is None:
+            raise DialFailed("no_route", "the relay is no neighbour")
+        try:
+            carrier = await near.open(TProtocol(HOP), owns_socket=False)
+        except CarrierEnded as ended:
+            raise DialFailed("no_route", f"the relay: {ended}") from None
+        agreed = False
+        try:
+            await ask_relay(carrier, target.to_bytes())
+            agreed = True
+            return Circuit(carrier)
+        finally:
+            if not agreed:
+                carrier.close_now()
+
+    async def _open_stop(self, peer: PeerId) -> StreamCarrier:
+        near = self._neighbour(peer)
+        if near is None:
+            raise CarrierEnded("lost", "no neighbour")
+        return await near.open(TProtocol(STOP), owns_socket=False)
+
+    async def _on_hop(self, connection: Libp2pConnection, carrier: StreamCarrier) -> None:
+        """A neighbour asks us to relay. Never over another relay, never for strangers."""
+        if self._neighbour(connection.peer) is None or connection.path != "direct":
+            self.counts["relay_refused"] += 1
+            carrier.close_now()
+            return
+        source = ID.from_base58(connection.peer).to_bytes()
+        await self._relay.serve(connection.peer, source, carrier)
+
+    async def _on_stop(self, connection: Libp2pConnection, carrier: StreamCarrier) -> None:
+        """A neighbour brings somebody."""
+        try:
+            if connection.raw not in self._claimed or connection.path != "direct":
+                raise RemoteProtocolError("malformed", "a relay that is no neighbour")
+            await accept_circuit(carrier)
+            await self._serve(Circuit(carrier))
+        except (RemoteProtocolError, CarrierEnded) as error:
+            self.counts["circuit_refused"] += 1
+            log.info("circuit_refused relay=%s error=%s", short_id(connection.peer), error)
+        finally:
+            carrier.close_now()
+
     def connected(self, conn: INetConn) -> None:
         """An inbound or outbound connection is upgraded."""
         raw = _raw_of(conn)
         if self._doorway.leave(raw) and self._nursery is not None:
             self._nursery.start_soon(self._expect_claim, raw)
 
-    async def _expect_claim(self, raw: RawStream) -> None:
+    async def _expect_claim(self, raw: Wire) -> None:
         await trio.sleep(CLAIM_S)
         if raw not in self._claimed and not raw.closed:
             self.counts["no_control_stream"] += 1
@@ -394,7 +465,7 @@ class Libp2pHost:
             self.counts["too_many_streams"] += 1
             raw.close_now()
 
-    def _forget(self, raw: RawStream) -> None:
+    def _forget(self, raw: Wire) -> None:
         self._raws.discard(raw)
         self._claimed.discard(raw)
 

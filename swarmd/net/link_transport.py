@@ -45,6 +45,7 @@ log = logging.getLogger("swarmd.net")
 RACE_S = 2.0
 """Two control streams this close together come from a simultaneous dial."""
 GOODBYE_ALL_S = 1.0
+RELAYS_TRIED_MAX = 4
 REMEMBERED_MAX = 4096
 DENIED_MAX = 4096
 """Former neighbours whose counts are kept; more would be churn made on purpose."""
@@ -211,13 +212,19 @@ class LinkTransport:
         race = self._dials[peer]
         won = None
         try:
-            won = await race.run(addresses)
+            won = await race.run(addresses, self._detours)
             if won is not None and self._adopt(*won, opened_by_us=True) is None:
                 won[0].close_now()
         finally:
             del self._dials[peer]
         if won is None and peer not in self._links and not race.yielded and not self._closing:
             self._tell(DialEnded(peer, {a: race.causes.get(a, "error") for a in addresses}))
+
+    def _detours(self) -> Sequence[str]:
+        """To a peer that cannot be dialled: the nearest neighbours may know it."""
+        near = [link for link in self._links.values() if link.channel.path == "direct"]
+        near.sort(key=lambda link: (link.rtt_s or 0.0, link.peer))
+        return self._underlay.relay_addresses([link.peer for link in near[:RELAYS_TRIED_MAX]])
 
     async def _greet(self, channel: Channel) -> Hello:
         await say_hello(channel.carrier, self._hello(channel))

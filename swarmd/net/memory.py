@@ -376,6 +376,10 @@ class MemoryUnderlay:
         other.accept_control(MemoryChannel(self._network, peer, self.peer_id, far))
         return MemoryChannel(self._network, self.peer_id, peer, near)
 
+    def relay_addresses(self, neighbours: Sequence[PeerId]) -> Sequence[str]:
+        """None: its peers are cut off from each other on purpose."""
+        return ()
+
     async def dial_bulk(self, peer: PeerId, address: str) -> Carrier:
         if self._network.bulk_is_blocked(self.peer_id, peer):
             raise DialFailed("refused")

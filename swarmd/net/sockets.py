@@ -12,6 +12,7 @@ import errno
 import os
 import socket
 from collections import Counter
+from typing import Protocol
 
 import trio
 
@@ -180,6 +181,10 @@ class RawStream:
             self.on_late_close.cancel()
 
 
+class Closable(Protocol):
+    def close_now(self) -> None: ...
+
+
 class Doorway:
     """Connections that have not proved who they are: few, and the oldest makes room.
 
@@ -190,9 +195,9 @@ class Doorway:
     def __init__(self, counts: Counter[str], most: int = 64) -> None:
         self._counts = counts
         self._most = most
-        self._waiting: dict[RawStream, None] = {}
+        self._waiting: dict[Closable, None] = {}
 
-    def enter(self, raw: RawStream) -> None:
+    def enter(self, raw: Closable) -> None:
         self._waiting[raw] = None
         while len(self._waiting) > self._most:
             oldest = next(iter(self._waiting))
@@ -200,7 +205,7 @@ class Doorway:
             self._counts["half_open_evicted"] += 1
             oldest.close_now()
 
-    def leave(self, raw: RawStream) -> bool:
+    def leave(self, raw: Closable) -> bool:
         """It proved who it is, or it is gone. False if it had left before."""
         if raw not in self._waiting:
             return False
@@ -210,6 +215,8 @@ class Doorway:
 
 async def connect(address: Address, caps: Caps, *, is_bulk: bool) -> RawStream:
     """Raises DialFailed. The caller sets the deadline."""
+    if address.is_circuit:
+        raise DialFailed("error", "a circuit is no socket")
     try:
         family = address.family
         if address.kind.startswith("dns"):

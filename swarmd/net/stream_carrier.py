@@ -13,7 +13,6 @@ from typing import Protocol
 
 import trio
 
-from swarmd.net.sockets import RawStream
 from swarmd.net.underlay import Buffer, CarrierEnded, Tally
 
 log = logging.getLogger("swarmd.net")
@@ -35,13 +34,26 @@ class Stream(Protocol):
     async def reset(self) -> None: ...
 
 
+class Socket(Protocol):
+    """What we use of what is below the library: a socket, or a circuit through a relay."""
+
+    tally: Tally
+    closed: bool
+
+    async def ready(self, *, capped: bool | None = None) -> None: ...
+
+    async def pause_down(self, most_s: float) -> None: ...
+
+    def close_now(self) -> None: ...
+
+
 class StreamCarrier:
     """A libp2p stream as a carrier. Slow and hungry: 57-94 MB/s at 9-11 CPU s/GB were measured."""
 
     kind = "stream"
     frame_bytes = WRITE_BYTES
 
-    def __init__(self, stream: Stream, raw: RawStream, *, owns_socket: bool) -> None:
+    def __init__(self, stream: Stream, raw: Socket, *, owns_socket: bool) -> None:
         self.stream = stream
         self._raw = raw
         self._owns_socket = owns_socket
@@ -73,19 +85,29 @@ class StreamCarrier:
 
     async def receive_into(self, view: memoryview) -> None:
         while len(self._held) < len(view):
-            try:
-                # Large reads: the library sends a window update for each.
-                data = await self.stream.read(65_536)
-            except Exception as error:
-                raise CarrierEnded(self._end_cause(), repr(error)) from None
-            if not data:
-                raise CarrierEnded("lost", "end of stream")
-            self._held += data
-            if not self._owns_socket:
-                # The library ends a stream whose reader pauses for 5 s.
-                await self._raw.pause_down(PAUSE_S)
+            self._held += await self._read()
         view[:] = self._held[: len(view)]
         del self._held[: len(view)]
+
+    async def receive_some(self, bytes_max: int) -> bytes:
+        """At least one byte. Raises CarrierEnded at the end."""
+        data = bytes(self._held) or await self._read()
+        self._held[:] = data[bytes_max:]
+        return data[:bytes_max]
+
+    async def _read(self) -> bytes:
+        """What there is."""
+        try:
+            # Large reads: the library sends a window update for each.
+            data = await self.stream.read(65_536)
+        except Exception as error:
+            raise CarrierEnded(self._end_cause(), repr(error)) from None
+        if not data:
+            raise CarrierEnded("lost", "end of stream")
+        if not self._owns_socket:
+            # The library ends a stream whose reader pauses for 5 s.
+            await self._raw.pause_down(PAUSE_S)
+        return data
 
     def _end_cause(self) -> str:
         """The library closes the socket at its end, too; so a closed socket says nothing."""

@@ -19,6 +19,7 @@ from swarmd.net.addresses import (
     Address,
     BadAddress,
     announced_hosts,
+    circuit_address,
     ip_address,
     parse_address,
     with_peer,
@@ -33,6 +34,7 @@ from swarmd.net.libp2p_host import (
 )
 from swarmd.net.link import LinkLimits
 from swarmd.net.link_transport import LinkTransport
+from swarmd.net.relay import Wire
 from swarmd.net.shaping import Bend, Caps, Path, bend_of
 from swarmd.net.sockets import Doorway, RawStream, connect, listen
 from swarmd.net.stream_carrier import StreamCarrier
@@ -56,7 +58,7 @@ class _Channel:
         self._connection = connection
 
     @property
-    def raw(self) -> RawStream:
+    def raw(self) -> Wire:
         return self._connection.raw
 
     async def open_bulk(self) -> Carrier:
@@ -136,10 +138,13 @@ class SwarmUnderlay:
         self._keys.distrust(peer)
         self._paths.pop(peer, None)
 
-    def _follow(self, peer: PeerId, raw: RawStream) -> None:
+    def _follow(self, peer: PeerId, raw: Wire) -> None:
         path = self._paths.get(peer)
         if path is not None and self._nursery is not None:
             raw.follow(path, self._nursery)
+
+    def relay_addresses(self, neighbours: Sequence[PeerId]) -> Sequence[str]:
+        return [circuit_address(peer) for peer in neighbours]
 
     def count(self) -> dict[str, int]:
         return dict(self.host.counts)

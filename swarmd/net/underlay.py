@@ -115,6 +115,10 @@ class Underlay(Protocol):
         """Connect, prove both ids, open the control carrier. Raises DialFailed."""
         ...
 
+    def relay_addresses(self, neighbours: Sequence[PeerId]) -> Sequence[str]:
+        """Ways to a peer that cannot be dialled, through one of these; for `dial`."""
+        ...
+
     async def dial_bulk(self, peer: PeerId, address: str) -> Carrier:
         """A dedicated bulk connection. Raises DialFailed."""
         ...

@@ -27,6 +27,8 @@ PEER = "12D3KooWGC8xfFjnnHnZeCVv1xZQ5PYvhDYQZ5GUJmZ3N2kFbG1S"
         f"/dns/peer.example/tcp/1/p2p/{PEER}",
         "/dns4/peer.example/tcp/65535",
         "/ip4/127.0.0.1/tcp/0",
+        "/p2p/12D3KooW/p2p-circuit",
+        "/p2p/12D3KooW/p2p-circuit/p2p/12D3KooX",
     ],
 )
 def test_a_good_address_is_written_as_it_was_read(text: str) -> None:
@@ -53,6 +55,10 @@ def test_a_good_address_is_written_as_it_was_read(text: str) -> None:
         "/ip4/203.0.113.7/tcp/1/ipfs/x",
         " /ip4/203.0.113.7/tcp/1",
         "/ip4/203.0.113.7/tcp/1/quic/p2p/x",
+        "/p2p/12D3KooW",
+        "/p2p//p2p-circuit",
+        "/p2p/12D3KooW/p2p-circuit/p2p/",
+        "/p2p/12D3KooW/p2p-circuit/x/12D3KooX",
     ],
 )
 def test_a_bad_address_is_refused_with_a_reason(text: str) -> None:
