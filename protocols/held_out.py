@@ -3,7 +3,7 @@
 They are split over the heads as leases are, but there are few, nothing hangs on them, and doing one
 twice costs a forward pass; so nobody announces that it has begun. Whoever a micro-batch is meant
 for takes it at once; when no score has come for as long as one of its leases lasts, the others may,
-one after the other.
+one after the other. Nobody begins one again that it has under way itself, however long that takes.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from swarmd.protocols.ledger import Ledger
 
 
 class HeldOutTurns:
-    """Remembers what we have begun, and when."""
+    """Remembers what we have begun."""
 
     def __init__(self, own: PeerId, ledger: Ledger, watch: HeadWatch) -> None:
         self._own = own
         self._ledger = ledger
         self._watch = watch
-        self._begun_s: dict[MicroBatchId, float] = {}
+        self._begun: set[MicroBatchId] = set()
 
     def next(self, ended_s: float | None, turn_s: float, now_s: float) -> MicroBatchId | None:
         """One of the round that ended last, at `ended_s` as far as we saw it.
@@ -37,18 +37,17 @@ class HeldOutTurns:
         scored = IndexSet.of(self._ledger.held_out_scores(number))
         for index in IndexSet.full(end) - scored:
             micro_batch = MicroBatchId(number, index, held_out=True)
+            if micro_batch in self._begun:
+                continue
             free_at_s = self._free_at_s(micro_batch, index in mine, ended_s, turn_s)
             if free_at_s is not None and free_at_s <= now_s:
-                self._begun_s[micro_batch] = now_s
+                self._begun.add(micro_batch)
                 return micro_batch
         return None
 
     def _free_at_s(
         self, micro_batch: MicroBatchId, is_mine: bool, ended_s: float | None, turn_s: float
     ) -> float | None:
-        begun_s = self._begun_s.get(micro_batch)
-        if begun_s is not None:
-            return begun_s + self._watch.lease_s(self._own)
         if ended_s is None or is_mine:
             return ended_s
         heads = self._watch.heads
@@ -58,8 +57,7 @@ class HeldOutTurns:
 
     def failed(self, micro_batch: MicroBatchId) -> None:
         """What we had begun gave no score: anybody may try again."""
-        self._begun_s.pop(micro_batch, None)
+        self._begun.discard(micro_batch)
 
     def forget_before(self, round_number: int) -> None:
-        for micro_batch in [one for one in self._begun_s if one.round < round_number]:
-            del self._begun_s[micro_batch]
+        self._begun = {one for one in self._begun if one.round >= round_number}

@@ -360,6 +360,15 @@ def test_a_held_out_one_that_failed_is_looked_at_again():
     assert book.next_held_out(1.5) == first
 
 
+def test_a_held_out_one_that_takes_long_is_not_begun_a_second_time():
+    """A machine with more to do than it can: the first pass is still under way."""
+    book = lone()
+    finish(book, take(book, ROUND))
+    begun = {book.next_held_out(1.0) for _ in range(3)}
+    assert len(begun) == 3
+    assert book.next_held_out(10_000.0) is None
+
+
 def test_held_out_ones_of_a_silent_head_are_taken_over():
     book, other = two_heads()
     finish(book, take(book, 10))

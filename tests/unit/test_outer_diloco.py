@@ -169,10 +169,10 @@ VARIANTS: dict[str, tuple[int, int, float]] = {
 """(Mix1's group, Mix2's group, share of Mix1 results that are missing)."""
 
 
-@pytest.fixture(scope="module")
-def toy_results() -> dict[str, tuple[float, float]]:
+@pytest.fixture(scope="module", params=[0, 1])
+def toy_results(request: pytest.FixtureRequest) -> dict[str, tuple[float, float]]:
     """Variant to (loss of the mean parameters, spread of the parameters)."""
-    seed = 0
+    seed: int = request.param
     print(f"seed {seed}")
     toy, rng = Toy(len(VARIANTS), seed), random.Random(seed)
     momentum = torch.zeros_like(toy.theta)
