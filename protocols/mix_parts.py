@@ -108,14 +108,14 @@ class Wire:
 
     def elements_max(self, members: int) -> int:
         """Coordinates of the largest part whose payloads fit into a chunk."""
-        return _elements_max(self, members)
+        return _elements_max(self, members, PART_ELEMENTS_MAX, limits.CHUNK_BYTES)
 
 
 @functools.lru_cache(maxsize=256)
-def _elements_max(wire: Wire, members: int) -> int:
+def _elements_max(wire: Wire, members: int, most: int, chunk_bytes: int) -> int:
     """Asked for at every part that comes or goes, and the same all through a round."""
-    elements = PART_ELEMENTS_MAX
-    while wire.mean_bytes_max(elements, members) > limits.CHUNK_BYTES:
+    elements = most
+    while wire.mean_bytes_max(elements, members) > chunk_bytes:
         elements -= CHUNK
     return elements
 

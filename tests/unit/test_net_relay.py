@@ -16,14 +16,13 @@ from hypothesis import strategies as st
 from transport_contract import Side
 
 from swarmd.net import relay
+from swarmd.net.addresses import ip_address
 from swarmd.net.heap_store import HeapStore
 from swarmd.net.relay import decode_message, encode_message
 from swarmd.net.swarm_transport import SwarmTransport
 from swarmd.net.transport import DialEnded, LinkEnded, LinkOpened
 from swarmd.protocols.effects import Priority
 from swarmd.protocols.errors import RemoteProtocolError
-
-LISTEN = ["/ip4/127.0.0.1/tcp/0"]
 
 
 @dataclass
@@ -47,23 +46,23 @@ class Three:
         assert await self.b.next() == LinkOpened(self.a.peer_id)
 
 
-def nobodys_address() -> str:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return f"/ip4/127.0.0.1/tcp/{free.getsockname()[1]}"
+def nobodys_address(host: str) -> str:
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as free:
+        free.bind((host, 0))
+        return str(ip_address(host, free.getsockname()[1]))
 
 
 @asynccontextmanager
-async def three_peers() -> AsyncIterator[Three]:
+async def three_peers(host: str = "127.0.0.1") -> AsyncIterator[Three]:
     sides = []
     async with trio.open_nursery() as nursery:
         for name in (b"a", b"b", b"relay"):
             store, hidden = HeapStore(), name != b"relay"
             transport = SwarmTransport(
                 blake2b(name, digest_size=32).digest(),
-                LISTEN,
+                [str(ip_address(host, 0))],
                 store,
-                announce=[nobodys_address()] if hidden else (),
+                announce=[nobodys_address(host)] if hidden else (),
                 bulk_port=None if hidden else 0,
             )
             await nursery.start(lambda task_status, t=transport: t.run(task_status=task_status))
@@ -75,8 +74,9 @@ async def three_peers() -> AsyncIterator[Three]:
     assert all(side.store.held == 0 for side in sides)
 
 
-async def test_a_transfer_completes_through_a_third_peer_and_the_path_is_shown() -> None:
-    async with three_peers() as three:
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
+async def test_a_transfer_completes_through_a_third_peer_and_the_path_is_shown(host: str) -> None:
+    async with three_peers(host) as three:
         await three.link()
         data = os.urandom(3_000_000)
         three.a.send_payload(three.b, b"state", data, Priority.STATE)
