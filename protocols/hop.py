@@ -327,8 +327,9 @@ class Hop:
         known = self.router.peers
         self._deadlines = {peer: self._deadlines[peer] for peer in known if peer in self._deadlines}
 
-    def link_up(self, peer: PeerId) -> None:
-        self.router.set_linked(peer, True)
+    def link_up(self, peer: PeerId) -> bool:
+        """True if that is new."""
+        return self.router.set_linked(peer, True)
 
     def link_down(self, peer: PeerId, cause: str, now_s: float) -> None:
         """Nothing that it was asked will be answered: ask others, at once."""

@@ -81,6 +81,8 @@ class Ledger:
         self._rounds: dict[int, RoundLedger] = {}
         self._sums = LedgerSums()
         self._settled = 0
+        self._may_settle = True
+        """Something was learned since `settled` was looked for."""
         self._of_body: dict[bytes, EntryKey] = {}
         """The signed entries that we hold: most of what arrives is among them."""
         self.counters: Counter[str] = Counter()
@@ -96,8 +98,10 @@ class Ledger:
     @property
     def settled(self) -> int:
         """The first round that has not ended."""
-        while self._settled < self.shape.rounds and self.is_ended(self._settled):
-            self._settled += 1
+        if self._may_settle:
+            self._may_settle = False
+            while self._settled < self.shape.rounds and self.is_ended(self._settled):
+                self._settled += 1
         return self._settled
 
     @property
@@ -249,6 +253,7 @@ class Ledger:
         if entry.signed is not None:
             self._of_body[entry.signed.body] = entry.key
         held.entries[entry.key] = entry
+        self._may_settle = True
         held.fingerprint = (
             held.fingerprint + entry.fingerprint - (before.fingerprint if before else 0)
         ) % 2**64
@@ -320,6 +325,7 @@ class Ledger:
         if totals.rounds < self.base:
             return False
         is_news = self._sums.join(totals)
+        self._may_settle = True
         self._settled = max(self._settled, self.base)
         for number in [number for number in self._rounds if number < self.base]:
             self._drop(number)

@@ -75,6 +75,7 @@ class PeerMachine:
         self.missing_since_s: float | None = None
         self.alone_since_s: float | None = None
         self._seen: tuple[int, frozenset[PeerId]] = (-1, frozenset())
+        self._revision = -1
         self._all_done_s: float | None = None
         self._located: dict[PeerId, tuple[str, ...]] = {}
 
@@ -87,7 +88,8 @@ class PeerMachine:
             assert isinstance(event, fx.Arrived), "only a peer can break the rules for a peer"
             effects = self._reject(event.peer, error.code)
         effects += self._react(now_s)
-        effects += self._explain(now_s)
+        if not _is_hearsay(event):
+            effects += self._explain(now_s)
         for effect in effects:
             if isinstance(effect, fx.Send):
                 self.traffic.sent(effect.message, effect.payload is not None)
@@ -114,7 +116,7 @@ class PeerMachine:
             case fx.TimerFired(name):
                 return self._timer(name, event, now_s)
             case fx.LoopLag():
-                return self.membership.handle(event, now_s)
+                return self.membership.handle(event, now_s) + self.work.handle(event, now_s)
             case fx.Command():
                 return self._command(event, now_s)
         return self.work.handle(event, now_s)
@@ -185,9 +187,13 @@ class PeerMachine:
         effects: list[fx.Effect] = []
         view = self.membership.view(now_s)
         linked = frozenset(self.greeting.greeted)
-        if (view.revision, linked) != self._seen:
-            self._seen = (view.revision, linked)
+        if (view.shape, linked) != self._seen:
+            self._seen = (view.shape, linked)
+            self._revision = view.revision
             effects += self._swarm_changed(view, linked, now_s)
+        elif view.revision != self._revision:
+            self._revision = view.revision  # progress alone: what follows waits for the review
+            self.coverage = coverage_of(view, self.shape.stages)
         effects += self.work.open_rounds(now_s)
         if self.may_train and not self.ending.takes_no_work and self.paused is None:
             effects += self.work.lead(now_s)
@@ -332,3 +338,11 @@ class PeerMachine:
         if not self.reasons.change(reason, now_s):
             return []
         return [fx.Emit("state_changed", {"state": reason.state, "code": reason.code})]
+
+
+def _is_hearsay(event: fx.Event) -> bool:
+    """What others merely tell is explained at the next review or event of our own: choosing the
+    reason takes as long as handling the news, and news is most of what arrives."""
+    return isinstance(event, fx.Arrived) and (
+        is_of(event.message, ledger) or is_of(event.message, gossip)
+    )

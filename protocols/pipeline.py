@@ -132,6 +132,13 @@ class Pipeline:
         self._table.hop.place_waiting(self._table.all(), now_s)
         return self._settle(now_s)
 
+    def set_linked(self, peers: frozenset[PeerId], now_s: float) -> list[fx.Effect]:
+        """These can be asked: as LinkUp for each, in one go."""
+        if not any([self._table.hop.link_up(peer) for peer in sorted(peers)]):
+            return []
+        self._table.hop.place_waiting(self._table.all(), now_s)
+        return self._settle(now_s)
+
     def set_link(self, peer: PeerId, rtt_s: float, bytes_per_s: float) -> None:
         """What the link to `peer` measures; 0: not known. Forgotten when the link ends."""
         self._table.hop.router.set_link(peer, rtt_s, bytes_per_s)

@@ -149,13 +149,16 @@ class Router:
         self._members = fresh
         return restarted
 
-    def set_linked(self, peer: PeerId, is_linked: bool) -> None:
-        """Only who is linked is chosen."""
+    def set_linked(self, peer: PeerId, is_linked: bool) -> bool:
+        """Only who is linked is chosen. True if that is new."""
+        if is_linked == (peer in self._linked):
+            return False
         if is_linked:
             self._linked.add(peer)
         else:
             self._linked.discard(peer)
             self._links.pop(peer, None)
+        return True
 
     def set_link(self, peer: PeerId, rtt_s: float, bytes_per_s: float) -> None:
         """Figures of the link, measured below. 0: not known."""

@@ -344,9 +344,7 @@ class StageWork:
         effects = self.pipeline.set_next_stage(candidates, now_s)
         if self._is_draining and not candidates:
             effects += self.pipeline.abandon("draining", now_s)  # nobody is left to finish it
-        for peer in sorted(linked):
-            effects += self.pipeline.handle(fx.LinkUp(peer), now_s)
-        return effects
+        return effects + self.pipeline.set_linked(linked, now_s)
 
     def set_draining(self, on: bool, now_s: float) -> list[fx.Effect]:
         """Take nothing new, or take again. Every lease held is under way and will end."""
