@@ -30,6 +30,7 @@ from swarmd.protocols.stage_board import StageBoard, capacities_of, classed
 
 HOLDING = ("syncing", "active")
 """Phases in which a stage is held, or will be in a moment."""
+JUST_CHANGED = "the stage map has changed just now"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,9 +163,18 @@ def assign(
 
 
 def plan(
-    view: RosterView, needs: StageNeeds, seed: int, limits: AssignmentLimits, quiet_s: float
+    view: RosterView,
+    needs: StageNeeds,
+    seed: int,
+    limits: AssignmentLimits,
+    quiet_s: float,
+    *,
+    tells_gain: bool = True,
 ) -> Plan:
-    """The whole of it. quiet_s: for how long the stage map has not changed, as we saw it."""
+    """The whole of it. quiet_s: for how long the stage map has not changed, as we saw it.
+
+    tells_gain: work it out also of a move that is not due, for people to read.
+    """
     table = _Table(view, needs, seed, limits)
     table.seat_holders()
     table.seat_joiners()
@@ -174,6 +184,8 @@ def plan(
         decision, gain, why = "fill", math.inf, f"stage {fills[0].stage} has no peer"
     elif uncovered:
         decision, gain, why = "keep", 0.0, f"stage {uncovered[0]} has no peer, and none to spare"
+    elif quiet_s < limits.settling_s and not tells_gain:
+        decision, gain, why = "keep", 0.0, JUST_CHANGED
     else:
         decision, gain, why = table.move_one(quiet_s)
     proposal = StageMap(
@@ -295,7 +307,7 @@ class _Table:
         if any(self._is_on_its_way(peer) for peer in self._here):
             return "keep", gain, "somebody is on its way already"
         if quiet_s < self._limits.settling_s:
-            return "keep", gain, "the stage map has changed just now"
+            return "keep", gain, JUST_CHANGED
         self._seat(chosen, target, "move")
         return "move", gain, f"from stage {source} to {target}, which is the slowest"
 

@@ -63,7 +63,7 @@ class Placement:
         self._note_map(view, now_s)
         if record.observer or record.phase in ("draining", "left", "syncing"):
             return Change()
-        seat = self.plan(view, now_s).seat_of(self._own)
+        seat = self._followed(view, now_s).seat_of(self._own)
         if seat is None:
             return Change()
         if (seat.stage, seat.why) != self._wish:
@@ -79,23 +79,30 @@ class Placement:
         return Change({}, "keep")
 
     def plan(self, view: RosterView, now_s: float) -> Plan:
-        """What everybody with this view finds; also for `swarmd plan`.
+        """What everybody with this view finds, for `swarmd plan`."""
+        quiet_s = now_s - self._map_since_s
+        return plan(view, self._needs, self._seed, self._limits, quiet_s)
 
-        Found again when the roster's shape changes, and every REPLAN_S for capacities' sake.
-        """
+    def _followed(self, view: RosterView, now_s: float) -> Plan:
+        """The same, kept: found again when the roster's shape changes, and every REPLAN_S for
+        capacities' sake."""
         quiet_s = now_s - self._map_since_s
         is_quiet = quiet_s >= self._limits.settling_s
         held = self._plan
         is_old = now_s - self._plan_at_s >= REPLAN_S
         if held is None or is_old or held[:2] != (view.shape, is_quiet):
-            found = plan(view, self._needs, self._seed, self._limits, quiet_s)
+            limits = self._limits
+            found = plan(view, self._needs, self._seed, limits, quiet_s, tells_gain=False)
             self._plan = held = (view.shape, is_quiet, found)
             self._plan_at_s = now_s
         return held[2]
 
     def next_check_s(self, now_s: float) -> float:
-        """Until the map has been still long enough for a free move."""
-        return max(0.0, self._map_since_s + self._limits.settling_s - now_s)
+        """Until the map has been still long enough for a free move; then until the next plan."""
+        settles_in_s = self._map_since_s + self._limits.settling_s - now_s
+        return (
+            settles_in_s if settles_in_s > 0.0 else REPLAN_S - (now_s - self._plan_at_s) % REPLAN_S
+        )
 
     def _join(self, record: PeerRecord, stage: int | None, why: str, is_settled: bool) -> Change:
         if stage is None:

@@ -64,6 +64,8 @@ class PeerSpec:
     verify: Callable[[PeerId, bytes, bytes], bool]
     now_s: float
     """On the peer's own clock."""
+    speed: Callable[[], float]
+    """Of its worker, of the usual: for machines that only pretend to compute."""
 
 
 Factory = Callable[[PeerSpec], SimMachine]
@@ -93,6 +95,8 @@ class SimPeer:
     timers: dict[str, int] = field(default_factory=dict)
     slots: SimSlots = field(default_factory=lambda: SimSlots(SLOT_BYTES_MAX))
     compute: FakeCompute | None = None
+    speed: float = 1.0
+    """Of its device, of the usual."""
     twist: Twist | None = None
     host_is_up: bool = True
     disturbed_until_s: float = 0.0
@@ -176,6 +180,7 @@ class Cluster:
             self._costs,
             lambda event: self._deliver(peer, event),
         )
+        peer.compute.speed = peer.speed
         spec = PeerSpec(
             peer=peer.peer,
             name=peer.name,
@@ -193,6 +198,7 @@ class Cluster:
             sign=lambda body: self._sign(peer, body),
             verify=verify,
             now_s=self.clock_of(peer),
+            speed=lambda: peer.speed,
         )
         peer.machine = self._factory(spec)
         self._handle(peer, fx.Started())
@@ -240,6 +246,13 @@ class Cluster:
                 self._told(peer.number, event, *note)
             else:
                 self._deliver(peer, event)
+
+    def set_speed(self, number: int, speed: float) -> None:
+        """Of its device, from now on, also after a restart."""
+        peer = self.peers[number]
+        peer.speed = speed
+        if peer.compute is not None:
+            peer.compute.speed = speed
 
     def command(self, number: int, name: str, **args: Any) -> None:
         """The operator's word."""

@@ -83,6 +83,7 @@ _KINDS = (
     "broken_links",
     "clogs",
     "slow_paths",
+    "slow_peers",
     "leaves",
     "joins",
     "lies",
@@ -123,7 +124,7 @@ class _Draw:
         for _ in range(self.rng.randint(1, 2)):
             sizes = (len(self._peers) // 2, 1, self.rng.randint(1, len(self._peers) - 1))
             side = tuple(sorted(self._some(self.rng.choice(sizes))))
-            detail = self.rng.choice(("both ways", "both ways", "outwards"))
+            detail = self.rng.choice(("both ways", "outwards"))
             self._add("partition", side, self.rng.uniform(2.0, 30.0), detail)
 
     def broken_links(self) -> None:
@@ -138,6 +139,11 @@ class _Draw:
         for _ in range(self.rng.randint(1, 5)):
             extra_s = self.rng.uniform(0.1, 0.4)
             self._add("slow_path", self._some(2), self.rng.uniform(5.0, 30.0), f"{extra_s:.2f}")
+
+    def slow_peers(self) -> None:
+        for _ in range(self.rng.randint(1, 4)):
+            times = self.rng.uniform(1.5, 10.0)
+            self._add("slow_peer", self._some(1), self.rng.uniform(5.0, 30.0), f"{times:.1f}")
 
     def leaves(self) -> None:
         who = tuple(sorted(self._some(self.rng.randint(1, self._third))))

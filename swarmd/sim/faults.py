@@ -8,6 +8,7 @@ those (but who is silent while liars accuse it may be taken for dead).
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -28,13 +29,19 @@ class Fault:
 
     at_s: float
     kind: str
-    """crash, pause, partition, break_link, clog, slow_path, leave, join, lie."""
+    """crash, pause, partition, break_link, clog, slow_path, slow_peer, leave, join, lie."""
     who: tuple[int, ...]
     for_s: float = 0.0
     """Until it is over: the process starts again, the path heals."""
     detail: str = ""
     """crash: "host too", "disk lost". partition: "both ways", "outwards". slow_path: seconds on
-    top, one way. lie: which."""
+    top, one way. slow_peer: how many times slower. lie: which."""
+
+    @property
+    def name(self) -> str:
+        """The kind, told apart as far as a peer can feel it."""
+        has_kinds = self.detail and self.kind in ("crash", "partition")
+        return f"{self.kind} ({self.detail})" if has_kinds else self.kind
 
     def __str__(self) -> str:
         names = ",".join(f"p{number}" for number in self.who)
@@ -52,6 +59,8 @@ class FaultPlan:
         self._limits = limits
         self._rng = cluster.world.rng_for("strikes")
         self._cuts: set[tuple[int, int]] = set()
+        self.fired: Counter[str] = Counter()
+        """What really happened, by name: nothing can be done to a process that is not there."""
         self.faults = sorted(faults, key=lambda fault: (fault.at_s, fault.kind, fault.who))
 
     @property
@@ -75,26 +84,29 @@ class FaultPlan:
 
     def strike(self, fault: Fault) -> None:
         """Do it now."""
-        getattr(self, "_strike_" + fault.kind)(fault)
+        if getattr(self, "_strike_" + fault.kind)(fault):
+            self.fired[fault.name] += 1
 
-    # ----------------------------------------------------------------------------------- processes
+    # ---------------------------------------------------------- processes: True if there was one
 
-    def _strike_crash(self, fault: Fault) -> None:
+    def _strike_crash(self, fault: Fault) -> bool:
         number = fault.who[0]
         cluster = self._cluster
         if not cluster.peers[number].is_running or len(cluster.running()) <= 2:
-            return
+            return False
         cluster.crash(
             number, silently=fault.detail == "host too", keep_disk=fault.detail != "disk lost"
         )
         cluster.disturb((number,), fault.for_s + self._limits.dead_after_s)
         if fault.for_s < FOR_EVER_S:
             cluster.world.after(fault.for_s, self._start, number)
+        return True
 
-    def _strike_join(self, fault: Fault) -> None:
+    def _strike_join(self, fault: Fault) -> bool:
         """All of them within a tenth of a second."""
         for number in fault.who:
             self._cluster.world.after(self._rng.uniform(0.0, 0.1), self._start, number)
+        return True
 
     def _start(self, number: int) -> None:
         peers = self._cluster.peers
@@ -105,31 +117,45 @@ class FaultPlan:
             entries = self._rng.sample(others, min(ENTRIES, len(others)))
             self._cluster.start(number, entries)
 
-    def _strike_leave(self, fault: Fault) -> None:
+    def _strike_leave(self, fault: Fault) -> bool:
         cluster = self._cluster
+        has_left = False
         for number in fault.who:
             if cluster.peers[number].answers and len(cluster.running()) > 2:
+                has_left = True
                 cluster.command(number, "leave")
                 cluster.world.after(GOODBYE_S, cluster.crash, number)
                 away_s = fault.for_s + GOODBYE_S
                 cluster.disturb((number,), away_s + self._limits.dead_after_s)
                 if fault.for_s < FOR_EVER_S:
                     cluster.world.after(away_s, self._start, number)
+        return has_left
 
-    def _strike_pause(self, fault: Fault) -> None:
+    def _strike_pause(self, fault: Fault) -> bool:
         number = fault.who[0]
+        if not self._cluster.peers[number].answers:
+            return False
         self._cluster.pause(number)
         self._cluster.world.after(fault.for_s, self._cluster.resume, number)
         accusers_lie = any(other.detail == "accuse" for other in self.faults)
         if accusers_lie or fault.for_s > self._limits.dead_after_s / 2:
             self._cluster.disturb((number,), fault.for_s + self._limits.dead_after_s)
+        return True
 
-    def _strike_lie(self, fault: Fault) -> None:
+    def _strike_slow_peer(self, fault: Fault) -> bool:
+        """Its device, not its process: throttled, or shared with a game."""
+        number = fault.who[0]
+        self._cluster.set_speed(number, 1.0 / float(fault.detail))
+        self._cluster.world.after(fault.for_s, self._cluster.set_speed, number, 1.0)
+        return self._cluster.peers[number].is_running
+
+    def _strike_lie(self, fault: Fault) -> bool:
         make_liar(self._cluster, fault.who[0], fault.detail)
+        return self._cluster.peers[fault.who[0]].is_running
 
-    # --------------------------------------------------------------------------------------- paths
+    # ------------------------------------------------------------ paths: True if a link was there
 
-    def _strike_partition(self, fault: Fault) -> None:
+    def _strike_partition(self, fault: Fault) -> bool:
         """`who` against the rest."""
         inside = set(fault.who)
         outside = [peer.number for peer in self._cluster.peers if peer.number not in inside]
@@ -142,6 +168,7 @@ class FaultPlan:
         self._cluster.world.after(fault.for_s, self._heal_cut, pairs)
         until_s = self._cluster.world.now_s + fault.for_s + 2 * self._limits.dead_after_s
         self._cluster.disturbed_until_s = max(self._cluster.disturbed_until_s, until_s)
+        return any(self._cluster.network.has_link(*pair) for pair in pairs)
 
     def _heal_cut(self, pairs: list[tuple[int, int]]) -> None:
         for source, target in pairs:
@@ -149,18 +176,22 @@ class FaultPlan:
                 self._cuts.discard((source, target))
                 self._cluster.network.heal(source, target)
 
-    def _strike_break_link(self, fault: Fault) -> None:
+    def _strike_break_link(self, fault: Fault) -> bool:
         """Who is paused cannot take back what a broken link says of it: that excuses."""
         a, b = fault.who
         paused = [number for number in (a, b) if self._cluster.peers[number].is_paused]
         self._cluster.disturb(paused, self._limits.dead_after_s)
+        is_there = self._cluster.network.has_link(a, b)
         self._cluster.network.break_link(a, b)
+        return is_there
 
-    def _strike_clog(self, fault: Fault) -> None:
+    def _strike_clog(self, fault: Fault) -> bool:
         a, b = fault.who
         self._cluster.network.clog(a, b, fault.for_s)
+        return self._cluster.network.has_link(a, b)
 
-    def _strike_slow_path(self, fault: Fault) -> None:
+    def _strike_slow_path(self, fault: Fault) -> bool:
         a, b = fault.who
         self._cluster.network.slow(a, b, float(fault.detail))
         self._cluster.world.after(fault.for_s, self._cluster.network.slow, a, b, 0.0)
+        return self._cluster.network.has_link(a, b)

@@ -8,7 +8,7 @@ long as every stage has somebody.
 from __future__ import annotations
 
 from swarmd.protocols import effects as fx
-from swarmd.protocols.assignment import AssignmentLimits, equal_needs
+from swarmd.protocols.assignment import AssignmentLimits, equal_needs, stage_map
 from swarmd.protocols.membership import Membership
 from swarmd.protocols.membership_limits import MembershipLimits
 from swarmd.protocols.messages.gossip import PeerRecord
@@ -20,8 +20,8 @@ REVIEW_S = 0.5
 SYNC_S = 2.0
 """What fetching a stage's state takes."""
 TOKENS_PER_S = 1_000.0
-ROUND_S = 20.0
-"""Of pretended work."""
+ROUND_S = 1.0
+"""Of pretended work, at the usual speed."""
 
 
 class GossipPeer:
@@ -50,10 +50,13 @@ class GossipPeer:
         )
         self.membership = Membership(own, limits, spec.sign, spec.verify, spec.rng)
         self.placement = Placement(spec.peer, equal_needs(self.stages), spec.shape.seed, placing)
+        self._tokens_per_s = tokens_per_s
         self.moves = 0
         self._has_met_others = not spec.entries
         self._active_at_s: float | None = None
         self._worked_s = 0.0
+        self._seen_shape = -1
+        self._is_covered = False
 
     def handle(self, event: fx.Event, now_s: float) -> list[fx.Effect]:
         match event:
@@ -96,11 +99,17 @@ class GossipPeer:
         return self.membership.update_own(now_s, phase="active")
 
     def _work(self, now_s: float) -> list[fx.Effect]:
-        if self.placement.plan(self.membership.view(now_s), now_s).present.uncovered:
+        view = self.membership.view(now_s)
+        if view.shape != self._seen_shape:
+            self._seen_shape = view.shape
+            self._is_covered = not stage_map(view, self.stages).uncovered
+        if not self._is_covered:
             return []
-        self._worked_s += REVIEW_S
+        speed = self._spec.speed()
+        self._worked_s += REVIEW_S * speed
         return self.membership.update_own(
             now_s,
+            tokens_per_s=self._tokens_per_s * speed,
             micro_batches=int(self._worked_s * 10),
             step=int(self._worked_s),
             round=int(self._worked_s / ROUND_S),

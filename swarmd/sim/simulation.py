@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 from swarmd.protocols import assignment, membership_limits
 from swarmd.protocols.run_shape import RunShape
+from swarmd.sim import gossip_peer
 from swarmd.sim.checkers import GOSSIP_CHECKERS, Checker, Checkers, unsettled
 from swarmd.sim.clock import World
 from swarmd.sim.cluster import Cluster, shape_of
@@ -40,6 +41,8 @@ from swarmd.sim.whole_run import (
 
 START_S = 12.0
 """For a swarm to find itself before faults begin."""
+COORDINATOR_START_S = 6.0
+"""The same, where no state has to be fetched and nothing trained."""
 ROUND_S = 10.0
 """About what an outer round of whole peers takes; faults strike for so long a round asked for."""
 CALM_ROUNDS = 2
@@ -90,15 +93,17 @@ class Simulation:
         self.checkers = Checkers(self.cluster, checkers)
         self.watch = None if options.coordinator_only else RunWatch(self.cluster)
         draw_clocks(self.cluster)
-        self._faults_end_s = START_S + ROUND_S * options.rounds
+        round_s = gossip_peer.ROUND_S if options.coordinator_only else ROUND_S
+        self._start_s = COORDINATOR_START_S if options.coordinator_only else START_S
+        self._faults_end_s = self._start_s + round_s * options.rounds
         self.plan = FaultPlan(self.cluster, self.limits, self._faults(given))
         self._ending = _Ending()
 
     def _faults(self, given: FaultOptions) -> list[Fault]:
         peers = self._options.peers
         if self._options.scenario is not None:
-            return SCENARIOS[self._options.scenario](peers, START_S, self._faults_end_s)
-        return draw_faults(self.world, peers, self.limits, given, START_S, self._faults_end_s)
+            return SCENARIOS[self._options.scenario](peers, self._start_s, self._faults_end_s)
+        return draw_faults(self.world, peers, self.limits, given, self._start_s, self._faults_end_s)
 
     # ------------------------------------------------------------------------------------- running
 
@@ -125,7 +130,7 @@ class Simulation:
     def _start_all(self) -> None:
         """The founder, then the others within the first seconds, or all at the same instant."""
         rng = self.world.rng_for("starts")
-        spread_s = rng.choice((0.1, 1.0, START_S / 3))
+        spread_s = rng.choice((0.1, 1.0, self._start_s / 3))
         self.cluster.start(0)
         first = [peer.number for peer in self.cluster.peers if peer.number not in self.plan.late]
         for number in first[1:]:
