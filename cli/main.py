@@ -50,8 +50,7 @@ class Root(Group):
 def _root(session: Session) -> None:
     """A peer daemon for permissionless swarm training of language models.
 
-    Start with `swarmd doctor`, then `swarmd join LINK`. `swarmd local` tries everything on this
-    machine.
+    `swarmd local` tries everything on this machine; `swarmd join LINK` takes part in a run.
     """
 
 

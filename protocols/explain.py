@@ -124,6 +124,8 @@ def _apart(facts: Situation) -> Reason | None:
             stage=stage,
             round=round_number,
         )
+    if facts.syncing is not None and facts.syncing.code == "run_state_lost":
+        return facts.syncing
     if facts.stalled_since_s is not None:
         return Reason(code="stalled", text=facts.stall_text, round=facts.round)
     return None

@@ -34,6 +34,7 @@ from swarmd.protocols.reasons import Reason, SecondsByReason
 from swarmd.protocols.roster import RosterView
 from swarmd.protocols.situation import situation_of
 from swarmd.protocols.stage_work import StageWork
+from swarmd.protocols.stall_watch import StallWatch
 from swarmd.protocols.traffic import Traffic
 
 REVIEW = "peer/review"
@@ -71,6 +72,8 @@ class PeerMachine:
         """Entry addresses that do not answer, with why."""
         self.failed: Reason | None = None
         self.paused: Reason | None = None
+        self.stall = StallWatch(setup.stall_after_s, now_s)
+        self.stalled_since_s: float | None = None
         self.was_with_others = False
         self.missing_since_s: float | None = None
         self.alone_since_s: float | None = None
@@ -247,7 +250,19 @@ class PeerMachine:
         """Every so often: tell the others how far we are, and look again at our stage."""
         view, linked = self.membership.view(now_s), frozenset(self.greeting.greeted)
         effects = self.work.review(view, self.coverage, linked, self.has_begun, now_s)
+        self._mind_progress(now_s)
         return effects + self.membership.update_own(now_s, **self.work.progress(now_s))
+
+    def _mind_progress(self, now_s: float) -> None:
+        stands_still = self.paused is not None or self.ending.takes_no_work
+        settled, counted = self.leases.ledger.settled, self.membership.record.micro_batches
+        ended = len(self.leases.ledger.ended(settled)) if settled < self.shape.rounds else 0
+        self.stalled_since_s = self.stall.look(
+            (settled, ended, self.coverage.furthest_step, counted, self.work.round),
+            may_move=self.has_begun and not self.leases.is_complete and not stands_still,
+            round_s=self.work.round_median_s,
+            now_s=now_s,
+        )
 
     @property
     def may_train(self) -> bool:

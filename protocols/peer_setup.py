@@ -31,6 +31,8 @@ class PeerSetup:
     stays: bool = False
     """Stay after the run's end, until told to go."""
     agent: str = ""
+    stall_after_s: float = 30.0
+    """Without progress for so long, at least, is a stall."""
     pipeline_limits: PipelineLimits = field(default_factory=PipelineLimits)
     assignment_limits: AssignmentLimits = field(default_factory=AssignmentLimits)
     outer: OuterRules = field(default_factory=OuterRules)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from swarmd.protocols.explain import Situation
 from swarmd.protocols.pipeline_statistics import Waiting
 from swarmd.protocols.reasons import Reason
+from swarmd.protocols.stall_watch import what_is_missing
 
 HICCUP_S = 1.0
 """A pipeline that waits for less is working; the seconds are booked (PipelineStatistics),
@@ -20,6 +21,7 @@ def situation_of(peer: PeerMachine, now_s: float) -> Situation:
     """The facts of this moment."""
     coverage = peer.coverage
     limits = peer.membership.limits
+    waiting = _waiting(peer, now_s)
     missing_until_s = None
     if peer.missing_since_s is not None:
         missing_until_s = peer.missing_since_s + limits.dead_after_s
@@ -48,7 +50,9 @@ def situation_of(peer: PeerMachine, now_s: float) -> Situation:
         stage=peer.work.stage,
         is_observer=peer.setup.is_observer,
         mixing=None if peer.work.rounds is None else peer.work.rounds.reason(now_s),
-        waiting=_waiting(peer, now_s),
+        waiting=waiting,
+        stalled_since_s=peer.stalled_since_s,
+        stall_text=_stall_text(peer, waiting, now_s),
         round=peer.work.round,
         now_s=now_s,
     )
@@ -59,6 +63,13 @@ def _is_isolated(peer: PeerMachine, now_s: float) -> bool:
     if not peer.was_with_others or peer.alone_since_s is None:
         return False
     return now_s - peer.alone_since_s >= peer.membership.limits.dead_after_s
+
+
+def _stall_text(peer: PeerMachine, waiting: Waiting | None, now_s: float) -> str:
+    if peer.stalled_since_s is None:
+        return ""
+    missing = what_is_missing(peer.coverage, waiting)
+    return f"nothing has moved for {now_s - peer.stalled_since_s:.0f} s: {missing}"
 
 
 def _waiting(peer: PeerMachine, now_s: float) -> Waiting | None:

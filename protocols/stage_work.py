@@ -354,6 +354,11 @@ class StageWork:
         return self._wire(self.pipeline.drain(on, now_s), now_s)
 
     @property
+    def round_median_s(self) -> float | None:
+        """What an outer round usually takes here; None: not known yet."""
+        return None if self.rounds is None else self.rounds.keeper.round_median_s
+
+    @property
     def is_empty(self) -> bool:
         is_mixing = self.rounds is not None and self.rounds.ending is not None
         return self.pipeline is None or (self.pipeline.is_empty and not is_mixing)

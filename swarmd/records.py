@@ -35,6 +35,19 @@ class PlannedStage:
     peers: list[str] = field(default_factory=list)
 
 
+@part
+class PlannedPeer:
+    id: str
+    name: str | None = None
+    stage: int | None = None
+    proposed: int | None = None
+    why: str
+    """keep, pin, join, fill, move; or, without a stage: flapping, does_not_fit, cordoned, draining,
+    observer."""
+    pinned: bool = False
+    cordoned: bool = False
+
+
 @record("plan")
 class Plan(Record):
     """The present and the proposed stage map, and why a move is or is not made."""
@@ -45,6 +58,8 @@ class Plan(Record):
     decision: Literal["keep", "move", "fill"]
     why: str
     next_check_s: float | None = None
+    peers: list[PlannedPeer] = field(default_factory=list)
+    """Each peer's place and why it is that one, by id."""
 
 
 @part

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from swarmd.cli.framework import Session, command
+
+if TYPE_CHECKING:
+    from swarmd.records import PlannedPeer
 
 
 @command(section="Looking")
@@ -27,7 +32,26 @@ def plan(session: Session) -> None:
     for line in table(("STAGE", "NOW", "PROPOSED"), rows, right=[0]):
         session.printer.line(line)
     session.printer.line()
+    places = [
+        (
+            peer.name or f"·{peer.id[-4:]}",
+            f.UNKNOWN if peer.stage is None else str(peer.stage),
+            f.UNKNOWN if peer.proposed is None else str(peer.proposed),
+            _why(peer),
+        )
+        for peer in proposal.peers
+    ]
+    for line in table(("PEER", "NOW", "PROPOSED", "WHY"), places, right=[1, 2]):
+        session.printer.line(line)
+    session.printer.line()
     gain = "" if proposal.gain_share is None else f", gain {f.percent(proposal.gain_share)}"
     session.printer.line(f"{proposal.decision}{gain}: {proposal.why}")
     if proposal.next_check_s is not None:
         session.printer.line(f"looks again in {f.duration(proposal.next_check_s)}")
+
+
+def _why(peer: PlannedPeer) -> str:
+    marks = [
+        word for word, holds in (("pinned", peer.pinned), ("cordoned", peer.cordoned)) if holds
+    ]
+    return ", ".join([peer.why, *(mark for mark in marks if mark != peer.why)])

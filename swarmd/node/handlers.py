@@ -11,12 +11,16 @@ from swarmd.errors import UserError
 from swarmd.local_api.server import Args, Handlers
 from swarmd.node.contributors import contributors
 from swarmd.protocols import effects as fx
+from swarmd.protocols.assignment import Plan as PlacementPlan
+from swarmd.protocols.ids import PeerId
+from swarmd.protocols.messages.gossip import PeerRecord
 from swarmd.records import (
     Audit,
     Contributions,
     Done,
     Leave,
     Plan,
+    PlannedPeer,
     PlannedStage,
     Run,
 )
@@ -88,7 +92,8 @@ class _Plan(_Answer):
     async def __call__(self, args: Args) -> Any:
         machine, now_s = _machine(self._node), trio.current_time()
         placement = machine.work.seat.placement
-        found = placement.plan(machine.membership.view(now_s), now_s)
+        view = machine.membership.view(now_s)
+        found = placement.plan(view, now_s)
         gain = found.gain_share
         return Plan(
             map=[
@@ -103,7 +108,22 @@ class _Plan(_Answer):
             decision=found.decision,
             why=found.why,
             next_check_s=round(placement.next_check_s(now_s), 3),
+            peers=[_planned(peer.record, found) for peer in view.present()],
         )
+
+
+def _planned(record: PeerRecord, plan: PlacementPlan) -> PlannedPeer:
+    """One peer's line of the plan; who takes no part says why."""
+    seat = plan.seat_of(PeerId(record.peer))
+    return PlannedPeer(
+        id=record.peer,
+        name=record.name or None,
+        stage=record.stage,
+        proposed=None if seat is None else seat.stage,
+        why=seat.why if seat is not None else "observer" if record.observer else record.phase,
+        pinned=record.pinned,
+        cordoned=record.cordoned,
+    )
 
 
 class _Contributions(_Answer):

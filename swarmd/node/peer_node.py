@@ -24,7 +24,7 @@ from swarmd.devices import DeviceChoice, choose_devices
 from swarmd.errors import UserError
 from swarmd.events_log import EventLog
 from swarmd.home import Home
-from swarmd.home_files import KnownPeer, write_known_peers
+from swarmd.home_files import KnownPeer, raise_incarnation, write_known_peers
 from swarmd.identity import Identity, verify
 from swarmd.injection import not_allowed
 from swarmd.json_record import render, to_json
@@ -272,6 +272,7 @@ class PeerNode:
             is_observer=self.config.observe,
             stays=self.stays,
             agent=f"swarmd/{__version__}",
+            stall_after_s=self.limits.stall_after_s_min,
             pipeline_limits=bounds,
             outer=OuterRules(**asdict(run.outer)),
             round_limits=RoundLimits.local() if is_local else RoundLimits(),
@@ -351,6 +352,17 @@ class PeerNode:
             case "peer_ended":
                 code = told.fields["code"]
                 self._finish(code, EXIT_CODES.get(code, 1), "")
+            case "incarnation_raised":
+                raise_incarnation(self.home, at_least=told.fields["incarnation"])
+                self.reporter.event(told)
+            case "identity_conflict":
+                self.reporter.event(told)
+                if told.fields["role"] == "newcomer":
+                    self._finish(
+                        "identity_in_use_elsewhere",
+                        EXIT_CODES["identity_in_use_elsewhere"],
+                        f"this key is in use by the peer at {', '.join(told.fields['addresses'])}",
+                    )
             case "refused_by_peer" if told.fields["code"] in EXIT_CODES:
                 code = told.fields["code"]
                 self._finish(code, EXIT_CODES[code], told.fields.get("text", ""))
