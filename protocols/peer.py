@@ -264,6 +264,14 @@ class PeerMachine:
             now_s=now_s,
         )
 
+    def rejected_of(self, peer: PeerId) -> dict[str, int]:
+        """What was refused of this peer, by code: its messages, its work, its news of others."""
+        found = Counter(self.membership.judgement.rejected.get(peer, {}))
+        for (who, code), count in [*self.rejected.items(), *self.work.rejected.items()]:
+            if who == peer:
+                found[code] += count
+        return {code: found[code] for code in sorted(found)}
+
     @property
     def may_train(self) -> bool:
         """Every stage is manned, and as many peers are there as the run wants to begin."""

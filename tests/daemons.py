@@ -86,7 +86,13 @@ class Daemons:
     # --------------------------------------------------------------------------------- processes
 
     def start(
-        self, name: str, *flags: str, first: bool = False, via: str | None = None, run: str = ""
+        self,
+        name: str,
+        *flags: str,
+        first: bool = False,
+        via: str | None = None,
+        run: str = "",
+        environment: dict[str, str] | None = None,
     ) -> Daemon:
         """`via`: the peer whose run link is used. `run`: another RUN; else what the home knows."""
         peer = self.peers.setdefault(name, Daemon(name, self.folder / name))
@@ -106,7 +112,11 @@ class Daemons:
                 stdout=log,
                 stderr=log,
                 text=True,
-                env={**os.environ, LIFELINE_VARIABLE: str(self._lifeline_read)},
+                env={
+                    **os.environ,
+                    LIFELINE_VARIABLE: str(self._lifeline_read),
+                    **(environment or {}),
+                },
                 pass_fds=(self._lifeline_read,),
                 start_new_session=True,
             )

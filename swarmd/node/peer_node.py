@@ -242,6 +242,7 @@ class PeerNode:
             run_id=run.run_id,
             name=self.name[:64],
             phase="joining",
+            observer=self.config.observe,
             addresses=tuple(_without_peer(a) for a in self.transport.addresses()),
             bulk_addresses=tuple(self.transport.bulk_addresses()),
         )

@@ -460,11 +460,7 @@ class Reporter:
         self, machine: PeerMachine, peer: Any, link: LinkStatistics | None, now_s: float
     ) -> PeerRow:
         record, is_self = peer.record, peer.peer == machine.peer
-        rejected = {
-            code: count
-            for (who, code), count in sorted(machine.rejected.items())
-            if who == peer.peer
-        }
+        rejected = machine.rejected_of(peer.peer)
         reason = machine.reasons.current
         return PeerRow(
             id=peer.peer,
