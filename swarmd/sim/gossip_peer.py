@@ -20,8 +20,8 @@ REVIEW_S = 0.5
 SYNC_S = 2.0
 """What fetching a stage's state takes."""
 TOKENS_PER_S = 1_000.0
-ROUND_S = 1.0
-"""Of pretended work, at the usual speed."""
+ROUND_S = 20.0
+"""Of pretended work, at the usual speed, unless said otherwise."""
 
 
 class GossipPeer:
@@ -32,7 +32,7 @@ class GossipPeer:
         spec: PeerSpec,
         limits: MembershipLimits,
         placing: AssignmentLimits,
-        tokens_per_s: float = TOKENS_PER_S,
+        round_s: float = ROUND_S,
     ) -> None:
         self._spec = spec
         self.stages = spec.shape.stages
@@ -45,12 +45,12 @@ class GossipPeer:
             phase="joining",
             stage=spec.disk.get("stage"),
             addresses=spec.addresses,
-            tokens_per_s=tokens_per_s,
+            tokens_per_s=TOKENS_PER_S,
             recent_starts=spec.recent_starts,
         )
         self.membership = Membership(own, limits, spec.sign, spec.verify, spec.rng)
         self.placement = Placement(spec.peer, equal_needs(self.stages), spec.shape.seed, placing)
-        self._tokens_per_s = tokens_per_s
+        self._round_s = round_s
         self.moves = 0
         self._has_met_others = not spec.entries
         self._active_at_s: float | None = None
@@ -109,13 +109,15 @@ class GossipPeer:
         self._worked_s += REVIEW_S * speed
         return self.membership.update_own(
             now_s,
-            tokens_per_s=self._tokens_per_s * speed,
+            tokens_per_s=TOKENS_PER_S * speed,
             micro_batches=int(self._worked_s * 10),
             step=int(self._worked_s),
-            round=int(self._worked_s / ROUND_S),
+            round=int(self._worked_s / self._round_s),
         )
 
 
-def gossip_factory(limits: MembershipLimits, placing: AssignmentLimits) -> Factory:
+def gossip_factory(
+    limits: MembershipLimits, placing: AssignmentLimits, round_s: float = ROUND_S
+) -> Factory:
     """A factory of such peers."""
-    return lambda spec: GossipPeer(spec, limits, placing)
+    return lambda spec: GossipPeer(spec, limits, placing, round_s)

@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 
 from swarmd.protocols import assignment, membership_limits
 from swarmd.protocols.run_shape import RunShape
-from swarmd.sim import gossip_peer
 from swarmd.sim.checkers import GOSSIP_CHECKERS, Checker, Checkers, unsettled
 from swarmd.sim.clock import World
 from swarmd.sim.cluster import Cluster, shape_of
@@ -43,6 +42,8 @@ START_S = 12.0
 """For a swarm to find itself before faults begin."""
 COORDINATOR_START_S = 6.0
 """The same, where no state has to be fetched and nothing trained."""
+COORDINATOR_ROUND_S = 1.0
+"""Of pretended work: each round is told to all, so short ones make more gossip, not less."""
 ROUND_S = 10.0
 """About what an outer round of whole peers takes; faults strike for so long a round asked for."""
 CALM_ROUNDS = 2
@@ -76,7 +77,7 @@ class Simulation:
         )
         self.limits = membership_limits.wan()
         placing = assignment.local()
-        coordinator = gossip_factory(self.limits, placing)
+        coordinator = gossip_factory(self.limits, placing, COORDINATOR_ROUND_S)
         whole = whole_factory(self.limits, lambda spec: None, placing=placing)
         self.cluster = Cluster(
             self.world,
@@ -93,7 +94,7 @@ class Simulation:
         self.checkers = Checkers(self.cluster, checkers)
         self.watch = None if options.coordinator_only else RunWatch(self.cluster)
         draw_clocks(self.cluster)
-        round_s = gossip_peer.ROUND_S if options.coordinator_only else ROUND_S
+        round_s = COORDINATOR_ROUND_S if options.coordinator_only else ROUND_S
         self._start_s = COORDINATOR_START_S if options.coordinator_only else START_S
         self._faults_end_s = self._start_s + round_s * options.rounds
         self.plan = FaultPlan(self.cluster, self.limits, self._faults(given))

@@ -18,7 +18,7 @@ from swarmd.cli.conditions import parse_condition
 from swarmd.events_log import EventLog
 from swarmd.home import Home
 from swarmd.json_record import utc
-from swarmd.records import Done, Plan, PlannedStage
+from swarmd.records import Done, Plan, PlannedPeer, PlannedStage
 from swarmd.units import BadValue
 
 PEERS = """\
@@ -291,6 +291,11 @@ def test_plan_shows_both_maps_and_why(home: Home) -> None:
         why="stage 1 has no peer",
         gain_share=0.5,
         next_check_s=12.0,
+        peers=[
+            PlannedPeer(id=IDS[0], name="oak", stage=0, proposed=0, why="pin", pinned=True),
+            PlannedPeer(id=IDS[1], stage=0, proposed=1, why="fill"),
+            PlannedPeer(id=IDS[2], name="elm", stage=0, proposed=0, why="keep", cordoned=True),
+        ],
     )
     daemon.replies("plan", plan)
     with daemon.running():
@@ -300,6 +305,11 @@ def test_plan_shows_both_maps_and_why(home: Home) -> None:
         ["STAGE", "NOW", "PROPOSED"],
         ["0", "·twiw", "·eH3e", "·twiw"],
         ["1", "·eH3e"],
+        [],
+        ["PEER", "NOW", "PROPOSED", "WHY"],
+        ["oak", "0", "0", "pin,", "pinned"],
+        ["·eH3e", "0", "1", "fill"],
+        ["elm", "0", "0", "keep,", "cordoned"],
         [],
         "fill, gain 50 %: stage 1 has no peer".split(),
         "looks again in 12 s".split(),
