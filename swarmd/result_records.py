@@ -142,12 +142,20 @@ class BenchLinks(Record):
 
 @part
 class MixRow:
+    """Of a case with a fault: `seconds_per_round` is the longest round that the others had from
+    then on, `seconds_per_round_after` the median of those that followed."""
+
     system: str
     floats: int
     case: Literal["healthy", "frozen", "killed"]
     seconds_per_round: float | None = None
+    seconds_per_round_after: float | None = None
+    rounds_failed: int = 0
+    """Of survivors, that averaged nothing."""
     processes_per_peer: float | None = None
     rss_bytes_per_peer: int | None = None
+    survivors_agree: bool | None = None
+    """Whether they end with the same values, to the bit."""
 
 
 @record("bench_mix")

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from swarmd.cli.framework import DURATION, Parsed, Session, group, option
+from swarmd.cli.framework import DURATION, Grammar, Parsed, Session, group, option
+from swarmd.errors import UserError
 from swarmd.units import BadValue, parse_size
 
 
@@ -138,3 +139,61 @@ def links(session: Session, repeats: int, seconds: float, transfer_bytes: int) -
     return measure_links(
         session.printer, repeats=repeats, seconds=seconds, transfer_bytes=transfer_bytes
     )
+
+
+def _words(allowed: tuple[str, ...]) -> Grammar:
+    def parse(text: str) -> tuple[str, ...]:
+        words = tuple(text.split(","))
+        if not set(words) <= {*allowed, "all"}:
+            raise BadValue(text, "is not known here", f"all or some of {','.join(allowed)}")
+        return words
+
+    return parse
+
+
+@bench.subcommand("mix")
+@option(
+    "--floats",
+    default="10000000,50000000",
+    show_default=True,
+    type=Parsed("N,N", _whole_numbers),
+    help="Length of the vector, about.",
+)
+@option("--peers", type=int, default=4, show_default=True)
+@option(
+    "--case",
+    "cases",
+    default="all",
+    show_default=True,
+    help="healthy, frozen, killed.",
+    type=Parsed("NAME,NAME", _words(("healthy", "frozen", "killed"))),
+)
+@option(
+    "--system",
+    "systems",
+    default="all",
+    show_default=True,
+    type=Parsed("NAME,NAME", _words(("swarmd", "swarmd_one_mix", "hivemind"))),
+)
+@option("--hivemind-python", metavar="FILE", help="An interpreter that has hivemind 1.1.12.")
+def mix(
+    session: Session,
+    floats: tuple[int, ...],
+    peers: int,
+    cases: tuple[str, ...],
+    systems: tuple[str, ...],
+    hivemind_python: str | None,
+) -> int:
+    """Seconds of an outer round between processes on this machine.
+
+    Healthy, with one peer frozen in the middle of a round, with one killed. swarmd: both mixings
+    over all peers. swarmd_one_mix: one average in float32, which is what hivemind's averager does;
+    that one is measured too if an interpreter that has it is named.
+    """
+    from swarmd.cli.bench_mix import CASES, MixBench, measure_mix, systems_of
+
+    chosen = tuple(systems_of(systems, hivemind_python))
+    if "hivemind" in chosen and hivemind_python is None:
+        raise UserError("hivemind needs --hivemind-python", code="usage", exit_code=2)
+    wanted = tuple(case for case in CASES if case in cases or "all" in cases)
+    return measure_mix(session.printer, MixBench(floats, peers, wanted, chosen, hivemind_python))
