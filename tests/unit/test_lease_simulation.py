@@ -4,12 +4,16 @@ Method: seeded worlds (tests/lease_world.py) in virtual time; at the end every l
 must be clean and complete, agree with the others', and count exactly the work that was done twice.
 """
 
+import os
+
 import pytest
 from lease_world import LeaseWorld, lease_shape, loss_of
 
 from swarmd.protocols.ids import MicroBatchId, PeerId
 from swarmd.protocols.lease_limits import wan
 
+SEEDS = int(os.environ.get("SWARMD_LEASE_SEEDS", "6"))
+"""Of the test with ten kills; a thousand take half an hour."""
 LONG = lease_shape(inner_steps=10, total_steps=45)
 """Five rounds, the last one half as long: 180 micro-batches."""
 
@@ -182,6 +186,25 @@ def test_heads_that_die_and_return_leave_no_gap(seed):
             world.at(at_s + world.random.uniform(0.5, 6.0), lambda peer=peer: world.restart(peer))
     world.run_until_complete()
     check_counted(world)
+
+
+@pytest.mark.parametrize("seed", range(SEEDS))
+def test_two_heads_killed_ten_times_in_a_run_leave_every_index_done_exactly_once(seed):
+    """Either of them, at random, back with an empty ledger a little later. What a head had done and
+    not yet told dies with it; of what was told, every repetition is counted."""
+    world = LeaseWorld(seed, heads=2, others=2, shape=LONG)
+    at_s = 1.0
+    for _ in range(10):
+        at_s += world.random.uniform(0.5, 3.0)
+        peer = world.random.choice(peers_of(world)[:2])
+        world.at(at_s, lambda peer=peer: world.kill(peer))
+        at_s += world.random.uniform(0.2, 1.0)
+        world.at(at_s, lambda peer=peer: world.restart(peer))
+    world.run(at_s)
+    world.run_until_complete()
+    check_counted(world)
+    (twice,) = twice_in_ledgers(world)
+    assert twice <= twice_in_truth(world)
 
 
 @pytest.mark.parametrize("noticed", [False, True])
