@@ -10,21 +10,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from swarmd.cli import format as f
 from swarmd.data.packing import aside, put_in_place, reporting_store_errors
 from swarmd.data.sources import parse_source
 from swarmd.data.token_writing import Progress, Recipe, write_tokens
 from swarmd.data.tokeniser import tokeniser_of
 from swarmd.data.tokeniser_training import VOCAB_MIN, Trained, train_tokeniser
 from swarmd.errors import UserError
-
-
-def progress_line(now: Progress) -> str:
-    rate = now.text_bytes / now.seconds if now.seconds else None
-    return (
-        f"read {f.size(now.text_bytes)} in {f.count(now.documents)} documents, "
-        f"{f.scaled(now.tokens)} tokens, {f.size(rate)}/s"
-    )
 
 
 def tokenize(
@@ -47,7 +38,7 @@ def tokenize(
 
     def tell(now: Progress) -> None:
         last[:] = [now]
-        say(progress_line(now))
+        say(str(now))
 
     with reporting_store_errors(folder):
         folder.parent.mkdir(parents=True, exist_ok=True)

@@ -130,10 +130,8 @@ def close(session: Session, name: str) -> None:
 
 def _tell(session: Session, now: Any) -> None:
     """How far the data are packed; small ones are, before it would be worth a word."""
-    from swarmd.cli.data_work import progress_line
-
     if now.seconds >= 1:
-        session.printer.say(progress_line(now))
+        session.printer.say(f"packing the data: {now}")
 
 
 def _link(config: RunConfig, entries: Any) -> str:

@@ -19,6 +19,7 @@ import traceback
 from typing import Any
 
 from swarmd.buffers import MappedSlots
+from swarmd.compute import loading
 from swarmd.compute.failure_codes import failure_of
 from swarmd.compute.job_runner import JobRunner
 from swarmd.compute.lifeline import tie_to_parent
@@ -71,6 +72,7 @@ def main(arguments: list[str]) -> int:
     if message is None:
         return 0
     _, load = message
+    loading.listener = lambda text: channel.send(["loading", text])
     slots = MappedSlots(slots_fd, [(size, count) for size, count in load["slot_classes"]])
     try:
         config = config_from_plain(load["config"])

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import torch
 
+from swarmd.compute import loading
 from swarmd.compute.stage_worker import StageWorker
 from swarmd.compute_api import WorkerConfig
 from swarmd.data.corpus import open_corpus
@@ -18,5 +19,10 @@ def load_stage_worker(config: WorkerConfig) -> StageWorker:
         torch.cuda.set_device(config.device)
     corpus = None
     if config.stage == 0:
-        corpus = open_corpus(config.run, config.cache_dir, source=config.data_source)
+        corpus = open_corpus(
+            config.run,
+            config.cache_dir,
+            source=config.data_source,
+            tell=lambda now: loading.say(f"packing the data: {now}"),
+        )
     return StageWorker(config, corpus=corpus)

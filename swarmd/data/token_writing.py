@@ -45,6 +45,13 @@ class Progress:
     tokens: int
     seconds: float
 
+    def __str__(self) -> str:
+        megabytes = self.text_bytes / 1e6
+        return (
+            f"{megabytes:.1f} MB of text in {self.documents} documents, {self.tokens} tokens, "
+            f"{megabytes / max(self.seconds, 1e-3):.2f} MB/s"
+        )
+
 
 Tell = Callable[[Progress], None]
 """Called about once a second, and at the end."""

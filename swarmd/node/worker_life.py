@@ -38,7 +38,8 @@ class WorkerLimits:
     """Every wait on a worker, in seconds during which the daemon was awake."""
 
     start_timeout_s: float = 900.0
-    """Import, packing of the data, loading: minutes on a slow disk."""
+    """Import, packing of the data, loading: minutes on a slow disk. Counted anew whenever the
+    worker tells of progress."""
     job_timeout_s: float = 300.0
     """Until a job of its kind has been seen; afterwards `job_timeout_ratio` times the slowest, but
     at least `job_timeout_s_min` and at most this."""
@@ -65,6 +66,8 @@ class WorkerLife:
         self._last_line = ""
         self.started_s = trio.current_time()
         self.is_loaded = False
+        self._loading_s = 0.0
+        """Since it was started, or last told of progress."""
         self.is_reaped = False
         """False after the end: the system cannot end it, and it may still write to its slots."""
         self.loss: ComputeLost | None = None
@@ -131,13 +134,16 @@ class WorkerLife:
             for message in reader.feed(bytes(data)):
                 if message[0] == "lost":
                     self.loss = self.loss or ComputeLost(message[1], message[2])
+                elif message[0] == "loading":
+                    self._loading_s = 0.0
+                    output_log.info("worker_loading pid=%d %s", self.pid, message[1])
                 else:
                     take(message)
 
     async def _watch(self, overdue: Callable[[float], str | None]) -> None:
         limits = self._limits
         beats = self._spawned.pulse.count
-        silent_s = loading_s = 0.0
+        silent_s = 0.0
         looked_s = trio.current_time()
         while True:
             await trio.sleep(limits.tick_s)
@@ -147,12 +153,12 @@ class WorkerLife:
             silent_s = silent_s + awake_s if self._spawned.pulse.count == beats else 0.0
             beats = self._spawned.pulse.count
             if not self.is_loaded:
-                loading_s += awake_s
+                self._loading_s += awake_s
             silence_s = limits.silence_s if self.is_loaded else limits.loading_silence_s
             if silent_s > silence_s:
                 self.kill("worker_died", f"silent for {silent_s:.1f} s")
-            elif not self.is_loaded and loading_s > limits.start_timeout_s:
-                self.kill("worker_died", f"not loaded after {loading_s:.1f} s")
+            elif not self.is_loaded and self._loading_s > limits.start_timeout_s:
+                self.kill("worker_died", f"not loaded after {self._loading_s:.1f} s")
             elif (late := overdue(awake_s)) is not None:
                 self.kill("worker_died", late)
 

@@ -244,6 +244,20 @@ async def test_a_worker_that_does_not_load_is_given_up(
     assert "not loaded" in caught.value.text
 
 
+async def test_a_worker_that_tells_of_progress_may_take_longer_to_load(
+    make_backend: MakeBackend, tmp_path: Path
+) -> None:
+    """Packing a large corpus: each word gives it the whole time again."""
+    state = tmp_path / "state"
+    state.write_text(
+        "import time; from swarmd.compute import loading\n"
+        "for part in range(8): time.sleep(0.4); loading.say(f'part {part}')"
+    )
+    limits = WorkerLimits(start_timeout_s=2.4, tick_s=0.05)
+    backend = make_backend(toy_config(state_file=state), limits=limits)
+    await backend.start()
+
+
 async def test_a_cancelled_start_leaves_no_process(
     make_backend: MakeBackend, tmp_path: Path
 ) -> None:
