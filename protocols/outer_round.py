@@ -15,15 +15,14 @@ is remembered in any case: where many start at once, who else is there shows onl
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
 from swarmd.protocols import effects as fx
 from swarmd.protocols.exchange import Exchange
 from swarmd.protocols.exchange_plan import ExchangeBytes, ExchangePlan
+from swarmd.protocols.gradient_look import GradientLook
 from swarmd.protocols.ids import PeerId
 from swarmd.protocols.jobs import JobFailure, JobResult
 from swarmd.protocols.messages.mixing import MixRef
@@ -35,7 +34,6 @@ from swarmd.protocols.outer_rules import (
     apply_call,
     commit_call,
     cut,
-    gradient_call,
     joined,
     snapshot_call,
 )
@@ -52,17 +50,6 @@ class Phase(Enum):
     APPLY = "apply"
     COMMIT = "commit"
     DONE = "done"
-
-
-@dataclass(slots=True)
-class _Gradient:
-    """Sums over the ranges of D."""
-
-    asked: int = 0
-    squares: float = 0.0
-    delta_squares: float = 0.0
-    is_finite: bool = True
-    is_seen: bool = False
 
 
 class OuterRound:
@@ -98,7 +85,7 @@ class OuterRound:
         self._norm = 0.0
         self._samples = 0
         self._weight_caps: Mapping[PeerId, int] = {}
-        self._gradient = _Gradient()
+        self._gradient = GradientLook(desk, self, self._gradient_seen)
         self._applying = 0
         self._resets = False
         self._skips_to: int | None = None
@@ -256,49 +243,32 @@ class OuterRound:
 
     def _look_at_gradient(self) -> None:
         self.phase = Phase.GRADIENT
-        owes = bool(self._around.rules.sparse_topk and self._samples and not self.weightless)
-        for where in cut(0, self._covered):
-            self._ask_gradient(where, owes=owes)
-        for where in cut(self._covered, self._elements):
-            self._ask_gradient(where, owes=False)
+        measures = self._has_mixed and self._around.measures_divergence(self.number)
+        self._gradient.begin(
+            self._covered,
+            self._elements,
+            owes=bool(self._around.rules.sparse_topk and self._samples and not self.weightless),
+            measures_divergence=measures,
+        )
 
-    def _ask_gradient(self, where: Range, *, owes: bool) -> None:
-        self._gradient.asked += 1
-        self._desk.ask(self, gradient_call(where, owes=owes), self._gradient_seen)
-
-    def _gradient_seen(self, outcome: JobResult | JobFailure, now_s: float) -> None:
-        if isinstance(outcome, JobFailure):
-            self.failure = outcome
+    def _gradient_seen(self, failure: JobFailure | None, now_s: float) -> None:
+        if failure is not None:
+            self.failure = failure
             self.phase = Phase.DONE
             return
-        sums = self._gradient
-        sums.asked -= 1
-        sums.squares += outcome.data["squares"]
-        sums.delta_squares += outcome.data["delta_squares"]
-        sums.is_finite = sums.is_finite and outcome.data["is_finite"]
-        if not sums.asked:
-            sums.is_seen = True
-            self._judge_distance()
-            self._begin_mix2(now_s)
+        norm = self.gradient_norm
+        # Too far from the group, or not finite: start again from the group's mean.
+        self._resets = norm is None or self._around.is_too_far(self._gradient.delta_norm, norm)
+        self._begin_mix2(now_s)
+
+    @property
+    def _has_mixed(self) -> bool:
+        return self.mix1 is not None and self.mix1.has_mixed
 
     @property
     def gradient_norm(self) -> float | None:
         """norm(D); None where it was not looked at, or is not finite."""
-        sums = self._gradient
-        return math.sqrt(sums.squares) if sums.is_seen and sums.is_finite else None
-
-    @property
-    def disagreement(self) -> float | None:
-        norm = self.gradient_norm
-        if not norm or self.mix1 is None or not self.mix1.has_mixed:
-            return None
-        return math.sqrt(self._gradient.delta_squares) / norm
-
-    def _judge_distance(self) -> None:
-        """Too far from the group, or not finite: start again from the group's mean."""
-        norm = self.gradient_norm
-        delta_norm = math.sqrt(self._gradient.delta_squares)
-        self._resets = norm is None or self._around.is_too_far(delta_norm, norm)
+        return self._gradient.norm
 
     def _begin_mix2(self, now_s: float) -> None:
         members = self.group(MIX2)
@@ -395,7 +365,8 @@ class OuterRound:
             hidden_s=hidden_s,
             blocking_s=seconds.get(MIX1, 0.0) - hidden_s + seconds.get(MIX2, 0.0),
             held_s=now_s - ended_s,
-            disagreement=self.disagreement,
+            disagreement=self._gradient.disagreement if self._has_mixed else None,
+            divergence=self._gradient.divergence,
             gradient_norm=self.gradient_norm,
             was_reset=self._resets,
             bytes=moved,

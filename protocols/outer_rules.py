@@ -10,6 +10,7 @@ builders below are the contract with swarmd/compute/outer_calls.py; a fake must 
     outer_gradient  D of a range, looked at. data: squares, delta_squares, is_finite
     apply_outer     the outer step of a range, with Mix2's mean or without. data: code, of the mean
     outer_commit    the weights become what the steps made of x
+    outer_divergence  how differently x and xmix predict. data: divergence, None if not known
 
 Ranges are of the flat vector of the stage's parameters, in which those that Mix2 covers come first.
 """
@@ -160,6 +161,10 @@ def apply_call(
 
 def commit_call(round_number: int) -> StageCall:
     return StageCall("outer_commit", {"round": round_number})
+
+
+def divergence_call() -> StageCall:
+    return StageCall("outer_divergence", {})
 
 
 def _args(mix: int, wire: Wire, where: Range) -> dict[str, object]:

@@ -26,6 +26,8 @@ class MixReport:
     members: tuple[PeerId, ...]
     included: tuple[PeerId, ...]
     """Those whose values are in every part that has a mean."""
+    weights: tuple[tuple[PeerId, int], ...]
+    """Of those included."""
     missing: tuple[tuple[PeerId, str], ...]
     """Those whose values should be in and are not, and why."""
     parts: tuple[tuple[tuple[PeerId, ...], int], ...]
@@ -64,10 +66,17 @@ class RoundReport:
     """All that the pipeline was held for: the blocking part, and the outer step itself."""
     disagreement: float | None = None
     """norm(x - xmix) / norm(D) of this stage."""
+    divergence: float | None = None
+    """Jensen-Shannon distance between what the last stage predicts at x and at xmix; rarely."""
     gradient_norm: float | None = None
     was_reset: bool = False
     """We were too far from the group and started again from its mean."""
     bytes: ExchangeBytes = field(default_factory=ExchangeBytes)
+
+    @property
+    def weights(self) -> tuple[tuple[PeerId, int], ...]:
+        """Of those in the last mix (Mix2, where there was one), in samples; Mix1's are equal."""
+        return self.mixes[-1].weights if self.mixes else ()
 
     @property
     def event(self) -> str:
@@ -87,7 +96,12 @@ class RoundReport:
             "mix2_s": self.mix2_s,
             "blocking_s": self.blocking_s,
             "hidden_s": self.hidden_s,
+            "held_s": self.held_s,
+            "bytes_sent": self.bytes.wire_sent,
+            "bytes_received": self.bytes.wire_received,
+            "weights": dict(self.weights),
             "disagreement": self.disagreement,
+            "disagreement_js": self.divergence,
             "was_reset": self.was_reset,
             "parts": [
                 {"mix": mix.mix, "included": list(peers), "parts": count}
@@ -110,6 +124,7 @@ def mix_report(exchange: Exchange, now_s: float) -> MixReport:
         mix=plan.mix,
         members=plan.members,
         included=included,
+        weights=tuple((peer, _weight_of(exchange, peer)) for peer in included),
         missing=tuple(sorted(_missing(exchange, included).items())),
         parts=tuple((peers_of(bits), count) for bits, count in sorted(record.parts_of.items())),
         rejected=tuple(
@@ -122,6 +137,11 @@ def mix_report(exchange: Exchange, now_s: float) -> MixReport:
         was_late=record.was_late,
         elapsed_s=ended_s - exchange.times.start_s,
     )
+
+
+def _weight_of(exchange: Exchange, peer: PeerId) -> int:
+    member = exchange.group.get(peer)
+    return exchange.plan.weight if member is None else member.weight
 
 
 def _missing(exchange: Exchange, included: tuple[PeerId, ...]) -> dict[PeerId, str]:
@@ -172,6 +192,8 @@ class RoundTotals:
     contributions: Counter[PeerId] = field(default_factory=Counter)
     """Peer to how many rounds had it in."""
     last: RoundReport | None = None
+    divergence: float | None = None
+    """As measured last."""
     _comm_s: deque[float] = field(default_factory=lambda: deque(maxlen=ROUNDS_REMEMBERED))
     _disagreements: deque[float] = field(default_factory=lambda: deque(maxlen=32))
 
@@ -181,6 +203,8 @@ class RoundTotals:
         self.resets += report.was_reset
         self.bytes.add(report.bytes)
         self.contributions.update(report.included)
+        if report.divergence is not None:
+            self.divergence = report.divergence
         self._comm_s.append(report.hidden_s + report.blocking_s)
         if report.disagreement is not None:
             self._disagreements.append(report.disagreement)

@@ -20,6 +20,10 @@ RESET_GRADIENTS, RESET_MEDIANS = 3.0, 8.0
 """Own disagreement that is too much: in lengths of an outer gradient, and against its median."""
 
 
+DIVERGENCE_ROUNDS = 5
+"""Between two looks at how differently replicas predict: two forward passes each."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoundLimits:
     """The longest exchanges until five are known; from then on deadlines adapt."""
@@ -42,6 +46,8 @@ class Surroundings:
     """Of the run."""
     own: PeerId
     stage: int
+    is_last: bool
+    """The stage predicts tokens."""
     rules: OuterRules
     mix1_deadline: MixDeadline
     mix2_deadline: MixDeadline
@@ -67,6 +73,9 @@ class Surroundings:
         if mix == MIX1:
             size = mix1_group_size(self.rules.mix1_group, len(replicas))
         return group_of(self.own, replicas, size, Draw(self.run_id, self.stage, round_number, mix))
+
+    def measures_divergence(self, round_number: int) -> bool:
+        return self.is_last and round_number % DIVERGENCE_ROUNDS == 1
 
     def excluded(self, round_number: int) -> dict[PeerId, str]:
         """Whom nobody needs to wait for, and why."""

@@ -80,6 +80,7 @@ class RoundKeeper:
             rounds=shape.rounds,
             own=own,
             stage=stage,
+            is_last=stage == shape.stages - 1,
             rules=rules,
             mix1_deadline=MixDeadline(limits.mix1_s_first),
             mix2_deadline=MixDeadline(limits.mix2_s_first),

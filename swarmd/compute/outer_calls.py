@@ -12,6 +12,7 @@ one a sender, never a failed job: a reducer goes on with those that are sound.
     outer_gradient  {piece, owes}              -> squares, delta_squares, is_finite
     apply_outer     {.., alpha, mu, usual_norm, members, resets, sent}  -> code
     outer_commit    {round}                    -> bytes_held
+    outer_divergence {}                        -> divergence, or None (divergence.py)
 
 `piece` is first and count; `wire` is wire and density. Codes: "", malformed, wrong_dtype,
 wrong_shape, too_large, not_finite, norm_too_large, clipped.
@@ -28,6 +29,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from swarmd.compute.divergence import divergence_of
 from swarmd.compute.outer_state import FlatLayout, OuterState
 from swarmd.errors import JobFailed
 from swarmd.optim import compress, robust, sparse
@@ -179,6 +181,12 @@ def outer_commit(
     return {"bytes_held": state.bytes_held}, 0
 
 
+def outer_divergence(
+    worker: StageWorker, args: Args, inputs: Sequence[memoryview], output: memoryview | None
+) -> Done:
+    return {"divergence": divergence_of(worker, _state(worker))}, 0
+
+
 OUTER_CALLS = {
     "mix_snapshot": mix_snapshot,
     "mix_part": mix_part,
@@ -187,6 +195,7 @@ OUTER_CALLS = {
     "outer_gradient": outer_gradient,
     "apply_outer": apply_outer,
     "outer_commit": outer_commit,
+    "outer_divergence": outer_divergence,
 }
 
 

@@ -37,6 +37,7 @@ import torch
 from torch import Tensor
 
 from swarmd.compute.accumulator import GradientSums, MicroBatchGradients
+from swarmd.compute.divergence import FixedBatch
 from swarmd.compute.failure_codes import failure_of
 from swarmd.compute.graphs import CountedMicroBatches, GraphKey, HeldGraph, HeldGraphs
 from swarmd.compute.outer_state import OuterState
@@ -92,6 +93,8 @@ class StageWorker:
         self.counted = CountedMicroBatches()
         self.outer: OuterState | None = None
         """Of the outer rounds (outer_calls.py); None before the first."""
+        self.fixed_batch: FixedBatch | None = None
+        """What a last stage compares replicas on."""
         self.next_step = 0
         """The step that the present weights are for: they went through all before it."""
         self.steps_skipped = 0
@@ -199,6 +202,8 @@ class StageWorker:
             assert output is not None, "a stage that is not the last sends something"
             output_bytes = self.codec.pack_forward(output, ids_BT1, sent_BTK)
             return self._answer(ids_BT1, output_bytes=output_bytes)
+        if self.fixed_batch is None:
+            self.fixed_batch = FixedBatch.of(ids_BT1, received_BTK)
         loss_sum = 0.0
         with torch.no_grad():
             for cut in self._cuts(len(ids_BT1)):

@@ -19,6 +19,7 @@ Shapes: B samples, T tokens, D width d, K rank k, V vocabulary, N rows.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Protocol
 
 import torch
@@ -44,7 +45,7 @@ class Boundary(Protocol):
     ut_KD: Tensor | None
     """U^T, or None where the stream itself crosses."""
 
-    def base(self, params: dict[str, Tensor], ids_BT: Tensor) -> Tensor | None:
+    def base(self, params: Mapping[str, Tensor], ids_BT: Tensor) -> Tensor | None:
         """What the stage knows of the stream from the token ids alone, (B, T, d)."""
         ...
 
@@ -52,7 +53,7 @@ class Boundary(Protocol):
         """The residual stream (B, T, d) that coefficients stand for."""
         ...
 
-    def start(self, params: dict[str, Tensor], ids_BT: Tensor) -> Tensor:
+    def start(self, params: Mapping[str, Tensor], ids_BT: Tensor) -> Tensor:
         """The first stage's state, from its embedding."""
         ...
 
@@ -65,13 +66,13 @@ class DenseBoundary(Boundary):
     def __init__(self, model: ModelConfig) -> None:
         self.width = model.width
 
-    def base(self, params: dict[str, Tensor], ids_BT: Tensor) -> None:
+    def base(self, params: Mapping[str, Tensor], ids_BT: Tensor) -> None:
         return None
 
     def read(self, state_BTK: Tensor, base_BTD: Tensor | None) -> Tensor:
         return state_BTK
 
-    def start(self, params: dict[str, Tensor], ids_BT: Tensor) -> Tensor:
+    def start(self, params: Mapping[str, Tensor], ids_BT: Tensor) -> Tensor:
         return F.embedding(ids_BT, params["embedding.weight"])
 
 
@@ -84,7 +85,7 @@ class SubspaceBoundary(Boundary):
         self.u_DK = u_DK
         self.ut_KD = u_DK.T.contiguous()
 
-    def base(self, params: dict[str, Tensor], ids_BT: Tensor) -> Tensor:
+    def base(self, params: Mapping[str, Tensor], ids_BT: Tensor) -> Tensor:
         fixed_BTD = self.table.rows(ids_BT)
         require_frozen(fixed_BTD, self.u_DK)
         if "anchor.full" in params:
@@ -97,7 +98,7 @@ class SubspaceBoundary(Boundary):
         assert base_BTD is not None
         return base_BTD + state_BTK @ self.ut_KD
 
-    def start(self, params: dict[str, Tensor], ids_BT: Tensor) -> Tensor:
+    def start(self, params: Mapping[str, Tensor], ids_BT: Tensor) -> Tensor:
         return F.embedding(ids_BT, params["embedding.e"])
 
 

@@ -19,6 +19,7 @@ Shapes: B samples, T tokens, D width d, K what crosses a boundary a token (k, or
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
 
 import torch
@@ -126,7 +127,7 @@ class Stage:
 
     def forward(
         self,
-        params: Parameters,
+        params: Mapping[str, Tensor],
         ids_BT: Tensor,
         received_BTK: Tensor | None = None,
         *,
@@ -168,7 +169,7 @@ class Stage:
 
     def _layer(
         self,
-        params: Parameters,
+        params: Mapping[str, Tensor],
         layer: int,
         state: Tensor,
         base_BTD: Tensor | None,
@@ -206,7 +207,9 @@ class Stage:
 
     # ---------------------------------------------------------------------------------------- loss
 
-    def loss_sum(self, params: Parameters, hidden_BTD: Tensor, targets_BT: Tensor) -> Tensor:
+    def loss_sum(
+        self, params: Mapping[str, Tensor], hidden_BTD: Tensor, targets_BT: Tensor
+    ) -> Tensor:
         """Last stage: sum over samples of the mean cross-entropy per token, nats, a scalar. Never
         holds all logits at once; their gradient is made on the way."""
         tokens = targets_BT.shape[1]
@@ -214,7 +217,7 @@ class Stage:
             loss = head_loss(hidden_BTD.flatten(0, 1), params["head.weight"], targets_BT.flatten())
         return loss / tokens
 
-    def logits(self, params: Parameters, hidden_BTD: Tensor) -> Tensor:
+    def logits(self, params: Mapping[str, Tensor], hidden_BTD: Tensor) -> Tensor:
         """Last stage: (B, T, V), in the weights' dtype. Pass `hidden[:, -1:]` to generate."""
         with self._autocast():
             logits_BTV = hidden_BTD @ params["head.weight"].T

@@ -288,6 +288,7 @@ class Reporter:
             round_phase=None if rounds is None else rounds.keeper.phase,
             round_median_s=None if rounds is None else rounds.keeper.round_median_s,
             disagreement=None if last is None else last.disagreement,
+            disagreement_js=None if rounds is None else rounds.keeper.totals.divergence,
             loss=losses.latest if losses.latest is not None else seen,
             loss_first=losses.first if losses.first is not None else told and told.loss_first,
             loss_ema=losses.ema if losses.ema is not None else told and told.loss_ema,
