@@ -35,10 +35,11 @@ from swarmd.named_limits import NamedLimits, limits_of
 from swarmd.node.peer_node import PeerNode
 from swarmd.node.stopping import Watchdog, watch_lifeline, watch_signals
 from swarmd.peer_config import PeerConfig
+from swarmd.protocols.ids import RunId
 from swarmd.run_config import InvalidRun, RunConfig, run_from_canonical
 from swarmd.run_file import RunFile
 from swarmd.run_link import PeerAddress, RunLink
-from swarmd.run_source import RunSource
+from swarmd.run_source import RunSource, no_entry
 
 log = logging.getLogger("swarmd.daemon")
 
@@ -167,14 +168,28 @@ class Daemon:
         """The run, and where its peers may be. May wait for peers that describe it."""
         source, home = self.request.run, self.request.home
         await self.node.start_transport()
+        if source.run_id is not None:
+            await self._look_nearby(source.run_id)
         found = await trio.to_thread.run_sync(source.load, home.cache)
         if isinstance(found, RunFile):
             run = found.config
         else:
             run = await self._described_run(found, source.all_entries(home, found.run_id))
+        await self._look_nearby(run.run_id)
         entries = source.all_entries(home, run.run_id)
         remember_run(home, run, entries, used_at=utc())
         return run, entries
+
+    async def _look_nearby(self, run_id: RunId) -> None:
+        """Start to look on the local network; the only way in for whoever knows no address.
+
+        Raises UserError if that one leads nowhere.
+        """
+        self.node.look_on_lan(run_id)
+        if self.request.is_first or self.request.run.all_entries(self.request.home, run_id):
+            return
+        if not await self.node.anybody_nearby(self.node.limits.bootstrap_report_s):
+            raise no_entry()
 
     async def _described_run(self, link: RunLink, entries: Sequence[PeerAddress]) -> RunConfig:
         known = find_run(self.request.home, link.run_id)

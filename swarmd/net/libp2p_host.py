@@ -44,6 +44,7 @@ from libp2p.stream_muxer.yamux.yamux import PROTOCOL_ID as YAMUX_ID
 from libp2p.stream_muxer.yamux.yamux import Yamux
 
 from swarmd.net.addresses import Address, parse_address
+from swarmd.net.dial_back import DIAL_BACK
 from swarmd.net.quiet import silence_libp2p
 from swarmd.net.relay import HOP, STOP, Circuit, Relay, Wire, accept_circuit, ask_relay
 from swarmd.net.shaping import Caps
@@ -191,14 +192,16 @@ class Libp2pConnection:
         remote = self.raw.remote
         return f"{remote[0]}:{remote[1]}" if remote else ""
 
-    async def open(self, protocol: TProtocol, *, owns_socket: bool) -> StreamCarrier:
+    async def open(self, protocol: str, *, owns_socket: bool) -> StreamCarrier:
         """Raises CarrierEnded."""
         with trio.move_on_after(STREAM_S):
             try:
                 stream = await self._conn.new_stream()
-                await self._host.negotiate(stream, protocol)
+                await self._host.negotiate(stream, TProtocol(protocol))
             except Exception as error:
                 raise CarrierEnded("lost", repr(error)) from None
+            if protocol in OURS:
+                self._host.claim(self.raw)
             return StreamCarrier(stream, self.raw, owns_socket=owns_socket)
         raise CarrierEnded("stalled", f"no stream within {STREAM_S:.0f} s")
 
@@ -218,6 +221,7 @@ class Libp2pHost:
         *,
         on_control: StreamHandler,
         on_bulk: StreamHandler,
+        on_dial_back: StreamHandler | None = None,
         links_max: int,
         caps: Caps,
     ) -> None:
@@ -231,6 +235,8 @@ class Libp2pHost:
             TProtocol(HOP): self._on_hop,
             TProtocol(STOP): self._on_stop,
         }
+        if on_dial_back is not None:
+            self._handlers[TProtocol(DIAL_BACK)] = on_dial_back
         self._relay = Relay(self.counts, self._open_stop, lambda raw: PeerId(str(ID(raw))))
         # Its limits count every connection, ours count links and can say "full": leave room.
         self._connections_max = 2 * links_max + 64
@@ -330,8 +336,11 @@ class Libp2pHost:
             if not upgraded:
                 raw.close_now()
                 self._raws.discard(raw)
-        self._claimed.add(raw)
         return Libp2pConnection(self, peer, raw, conn)
+
+    def claim(self, raw: Wire) -> None:
+        """It is of a link: not closed as unused, and neighbours may be reached over it."""
+        self._claimed.add(raw)
 
     async def negotiate(self, stream: INetStream, protocol: TProtocol) -> None:
         await self._host.multiselect_client.select_one_of(
@@ -372,7 +381,7 @@ class Libp2pHost:
                     if c.muxed_conn is stream.muxed_conn
                 )
                 if protocol in OURS:
-                    self._claimed.add(raw)
+                    self.claim(raw)
                 carrier = StreamCarrier(stream, raw, owns_socket=protocol == CONTROL)
                 await handler(Libp2pConnection(self, peer, raw, conn), carrier)
             except Exception as error:
@@ -388,7 +397,7 @@ class Libp2pHost:
 
     # ------------------------------------------------------------------------------------ circuits
 
-    def _neighbour(self, peer: PeerId) -> Libp2pConnection | None:
+    def neighbour(self, peer: PeerId) -> Libp2pConnection | None:
         """A direct connection to a peer we have a link with."""
         for conn in self._host.get_network().get_connections(ID.from_base58(peer)):
             raw = _raw_of(conn)
@@ -398,11 +407,11 @@ class Libp2pHost:
 
     async def _through(self, relay: PeerId, target: ID) -> Circuit:
         """Raises DialFailed."""
-        near = self._neighbour(relay)
+        near = self.neighbour(relay)
         if near is None:
             raise DialFailed("no_route", "the relay is no neighbour")
         try:
-            carrier = await near.open(TProtocol(HOP), owns_socket=False)
+            carrier = await near.open(HOP, owns_socket=False)
         except CarrierEnded as ended:
             raise DialFailed("no_route", f"the relay: {ended}") from None
         agreed = False
@@ -415,14 +424,14 @@ class Libp2pHost:
                 carrier.close_now()
 
     async def _open_stop(self, peer: PeerId) -> StreamCarrier:
-        near = self._neighbour(peer)
+        near = self.neighbour(peer)
         if near is None:
             raise CarrierEnded("lost", "no neighbour")
-        return await near.open(TProtocol(STOP), owns_socket=False)
+        return await near.open(STOP, owns_socket=False)
 
     async def _on_hop(self, connection: Libp2pConnection, carrier: StreamCarrier) -> None:
         """A neighbour asks us to relay. Never over another relay, never for strangers."""
-        if self._neighbour(connection.peer) is None or connection.path != "direct":
+        if self.neighbour(connection.peer) is None or connection.path != "direct":
             self.counts["relay_refused"] += 1
             carrier.close_now()
             return

@@ -24,6 +24,7 @@ from swarmd.net.handshake import hear_hello, say_hello
 from swarmd.net.link import Link, LinkLimits, added
 from swarmd.net.pump import Plane, Wakeup
 from swarmd.net.transport import (
+    Answer,
     DialEnded,
     FrameArrived,
     LinkEnded,
@@ -93,6 +94,9 @@ class LinkTransport:
 
     def bulk_addresses(self) -> Sequence[str]:
         return self._underlay.bulk_addresses()
+
+    def reachable(self, address: str) -> Answer:
+        return self._underlay.reachable(address)
 
     async def run(self, *, task_status: Any = trio.TASK_STATUS_IGNORED) -> None:
         try:

@@ -30,7 +30,7 @@ from swarmd.net.frames import Hello
 from swarmd.net.link import LinkLimits
 from swarmd.net.link_transport import LinkTransport
 from swarmd.net.pump import Wakeup
-from swarmd.net.transport import PayloadStore
+from swarmd.net.transport import Answer, PayloadStore
 from swarmd.net.underlay import (
     Acceptor,
     Buffer,
@@ -375,6 +375,10 @@ class MemoryUnderlay:
         near, far = self._network.connect(self.peer_id, peer, is_bulk=False)
         other.accept_control(MemoryChannel(self._network, peer, self.peer_id, far))
         return MemoryChannel(self._network, self.peer_id, peer, near)
+
+    def reachable(self, address: str) -> Answer:
+        """Nobody is asked."""
+        return "unknown"
 
     def relay_addresses(self, neighbours: Sequence[PeerId]) -> Sequence[str]:
         """None: its peers are cut off from each other on purpose."""

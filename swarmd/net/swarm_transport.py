@@ -25,6 +25,7 @@ from swarmd.net.addresses import (
     with_peer,
 )
 from swarmd.net.certificates import check_certificate, make_certificate
+from swarmd.net.dial_back import ASK_EVERY_S, DIAL_BACK, DialBackServer, Reachability, ask
 from swarmd.net.frames import Hello
 from swarmd.net.libp2p_host import (
     BULK,
@@ -39,8 +40,9 @@ from swarmd.net.shaping import Bend, Caps, Path, bend_of
 from swarmd.net.sockets import Doorway, RawStream, connect, listen
 from swarmd.net.stream_carrier import StreamCarrier
 from swarmd.net.tls_bulk import BulkKeys, Refused, accept_tls, connect_tls
-from swarmd.net.transport import PayloadStore
+from swarmd.net.transport import Answer, PayloadStore
 from swarmd.net.underlay import Acceptor, Carrier, CarrierEnded, Channel, DialFailed
+from swarmd.protocols.errors import RemoteProtocolError
 from swarmd.protocols.ids import PeerId, short_id
 from swarmd.units import LinkShape
 
@@ -81,6 +83,7 @@ class SwarmUnderlay:
         announce_bulk: Sequence[str] = (),
         links_max: int,
         shape: LinkShape | None = None,
+        asks_back: bool = False,
     ) -> None:
         self.caps = Caps()
         self.wire = self.caps.wire
@@ -88,6 +91,7 @@ class SwarmUnderlay:
             seed,
             on_control=self._on_control,
             on_bulk=self._on_bulk,
+            on_dial_back=self._on_dial_back,
             links_max=links_max,
             caps=self.caps,
         )
@@ -105,6 +109,10 @@ class SwarmUnderlay:
         self._shape = shape
         self._paths: dict[PeerId, Path] = {}
         self._rng = random.Random()
+        self._asks_back = asks_back
+        self._linked: set[PeerId] = set()
+        self._reachability = Reachability()
+        self._dial_back = DialBackServer(self.host.counts, self._knock)
         self._nursery: trio.Nursery | None = None
         self._acceptor: Acceptor | None = None
 
@@ -133,10 +141,53 @@ class SwarmUnderlay:
             log.info("certificate_refused peer=%s error=%s", short_id(peer), error)
         else:
             self._keys.trust(peer, certificate)
+        self._linked.add(peer)
 
     def link_ended(self, peer: PeerId) -> None:
         self._keys.distrust(peer)
         self._paths.pop(peer, None)
+        self._linked.discard(peer)
+
+    # -------------------------------------------------------------------------------- reachability
+
+    def reachable(self, address: str) -> Answer:
+        return self._reachability.of(address.partition("/p2p/")[0])
+
+    async def _ask_back(self) -> None:
+        """Ask new neighbours whether they can dial us, a few, and again after a while."""
+        while True:
+            await trio.sleep(ASK_EVERY_S)
+            for peer in self._reachability.choose(sorted(self._linked)):
+                near = self.host.neighbour(peer)
+                if near is not None:
+                    await self._ask_one(near)
+
+    async def _ask_one(self, near: Libp2pConnection) -> None:
+        carrier = None
+        try:
+            carrier = await near.open(DIAL_BACK, owns_socket=False)
+            control = [str(address) for address in self._announced]
+            said = await ask(carrier, {"control": control, "bulk": self.bulk_addresses()})
+            self._reachability.note(near.peer, said)
+        except (CarrierEnded, RemoteProtocolError) as error:
+            log.debug("dial_back_failed peer=%s error=%s", short_id(near.peer), error)
+        finally:
+            if carrier is not None:
+                carrier.close_now()
+
+    async def _on_dial_back(self, connection: Libp2pConnection, carrier: StreamCarrier) -> None:
+        remote = connection.raw.remote
+        if remote is None or self.host.neighbour(connection.peer) is None:
+            carrier.close_now()
+            return
+        await self._dial_back.serve(connection.peer, remote[0], carrier)
+
+    async def _knock(self, peer: PeerId, plane: str, address: str) -> None:
+        """For a neighbour: is it at this address?"""
+        if plane == "control":
+            (await self.host.dial(peer, address)).close_now()
+        else:
+            (await self.dial_bulk(peer, address)).close_now()
 
     def _follow(self, peer: PeerId, raw: Wire) -> None:
         path = self._paths.get(peer)
@@ -174,6 +225,8 @@ class SwarmUnderlay:
                 await nursery.start(self.host.run, listeners, self._announced)
                 if bulk_listeners:
                     nursery.start_soon(trio.serve_listeners, self._accept_bulk, bulk_listeners)
+                if self._asks_back:
+                    nursery.start_soon(self._ask_back)
                 task_status.started()
         finally:
             for listener in [*listeners, *bulk_listeners]:
@@ -255,6 +308,7 @@ class SwarmTransport(LinkTransport):
     announce, announce_bulk: what others are told instead of what is found.
     shape: what our links are made to behave like, for experiments (shaping.py).
     up_bytes_per_s, down_bytes_per_s: what all links may use together; None: no limit.
+    asks_back: ask neighbours to dial us, so that we know whether others can.
     bulk_port: 0 for the port after the control plane's (or a free one), None for no bulk port.
     """
 
@@ -270,6 +324,7 @@ class SwarmTransport(LinkTransport):
         shape: LinkShape | None = None,
         up_bytes_per_s: float | None = None,
         down_bytes_per_s: float | None = None,
+        asks_back: bool = False,
         limits: LinkLimits | None = None,
     ) -> None:
         limits = limits or LinkLimits()
@@ -281,6 +336,7 @@ class SwarmTransport(LinkTransport):
             announce_bulk=announce_bulk,
             links_max=limits.links_max,
             shape=shape,
+            asks_back=asks_back,
         )
         super().__init__(self._swarm_underlay, store, limits=limits, shape=shape)
         self._caps_at_start = (up_bytes_per_s, down_bytes_per_s)

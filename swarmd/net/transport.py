@@ -25,7 +25,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from swarmd.protocols.effects import Priority
 from swarmd.protocols.ids import PeerId
@@ -63,6 +63,7 @@ class DialEnded:
     causes: dict[str, str]
 
 
+Answer = Literal["yes", "no", "unknown"]
 TransportEvent = FrameArrived | LinkOpened | LinkEnded | DialEnded
 
 
@@ -107,6 +108,10 @@ class Transport(Protocol):
         ...
 
     def bulk_addresses(self) -> Sequence[str]: ...
+
+    def reachable(self, address: str) -> Answer:
+        """Whether neighbours reach us at one of our addresses, as they say."""
+        ...
 
     async def run(self, *, task_status: Any) -> None:
         """Serve until cancelled. Started once the listeners are bound."""

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from swarmd.net.frames import Hello
+from swarmd.net.transport import Answer
 from swarmd.protocols.ids import PeerId
 
 Buffer = bytes | bytearray | memoryview
@@ -106,6 +107,8 @@ class Underlay(Protocol):
     def addresses(self) -> Sequence[str]: ...
 
     def bulk_addresses(self) -> Sequence[str]: ...
+
+    def reachable(self, address: str) -> Answer: ...
 
     async def run(self, acceptor: Acceptor, *, task_status: Any) -> None:
         """Serve until cancelled; started once the listeners are bound."""

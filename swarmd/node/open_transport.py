@@ -1,15 +1,17 @@
-"""The transport that a peer's own settings ask for: ports, what is announced, shape and caps.
+"""The network that a peer's own settings ask for: ports, what is announced, shape and caps, LAN.
 
-Its module takes a second to import (libp2p), so the daemon calls this in a thread, while its
-control socket answers.
+The transport's module takes a second to import (libp2p), so the daemon opens it in a thread, while
+its control socket answers.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from swarmd.net.transport import PayloadStore
+from swarmd.net.lan_discovery import LanDiscovery
+from swarmd.net.transport import PayloadStore, Transport
 from swarmd.peer_config import PeerConfig
+from swarmd.protocols.ids import RunId
 
 if TYPE_CHECKING:
     from swarmd.net.swarm_transport import SwarmTransport
@@ -31,4 +33,16 @@ def open_transport(config: PeerConfig, seed: bytes, store: PayloadStore) -> Swar
         shape=config.shape,
         up_bytes_per_s=config.limit_up,
         down_bytes_per_s=config.limit_down,
+        asks_back=True,
+    )
+
+
+def open_lan_discovery(config: PeerConfig, transport: Transport, run_id: RunId) -> LanDiscovery:
+    """Not running yet. Whoever is found is dialled; what follows is as with any other link."""
+    return LanDiscovery(
+        transport.peer_id,
+        run_id,
+        transport.addresses,
+        transport.dial,
+        listen_host=config.listen.host if config.listen else "0.0.0.0",
     )

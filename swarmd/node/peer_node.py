@@ -31,13 +31,14 @@ from swarmd.json_record import render, to_json
 from swarmd.local_api.event_feed import EventFeed
 from swarmd.local_api.server import serve
 from swarmd.named_limits import NamedLimits, limits_of
+from swarmd.net.lan_discovery import LanDiscovery
 from swarmd.net.transport import Transport
 from swarmd.node.driver import Driver
 from swarmd.node.files import FileLane
 from swarmd.node.handlers import control_handlers
 from swarmd.node.lane import ComputeLane
 from swarmd.node.late_store import LateStore
-from swarmd.node.open_transport import open_transport
+from swarmd.node.open_transport import open_lan_discovery, open_transport
 from swarmd.node.process_backend import ProcessBackend
 from swarmd.node.report import Reporter
 from swarmd.node.slot_plan import OUTPUT_RESERVE, slot_classes
@@ -73,6 +74,7 @@ EXIT_CODES = {
     "model_does_not_fit": 77,
 }
 """Of the reasons with which a peer ends by itself; any other is a failure (1)."""
+LOOK_S = 0.1
 BYTES_PER_PARAMETER = 20
 """Weight, gradient, two moments, and the copy that graphs in flight keep; float32 each."""
 IN_FLIGHT_MIN = 2
@@ -107,6 +109,7 @@ class PeerNode:
         self.run: RunConfig | None = None
         self.machine: PeerMachine | None = None
         self.transport: Transport | None = None
+        self.lan: LanDiscovery | None = None
         self.driver: Driver | None = None
         self.lane: ComputeLane | None = None
         self.slots: SlotPool | None = None
@@ -151,6 +154,25 @@ class PeerNode:
         await self._nursery.start(self.transport.run)
         for wanted, used in self.transport.ports_changed.items():
             log.warning("port_changed wanted=%d used=%d", wanted, used)
+
+    def look_on_lan(self, run_id: RunId) -> None:
+        """Find peers of the run nearby, and let them find us, if the settings allow it."""
+        assert self.transport is not None
+        assert self._nursery is not None
+        if self.lan is None and self.config.lan_discovery:
+            self.lan = open_lan_discovery(self.config, self.transport, run_id)
+            self._nursery.start_soon(self.lan.run)
+
+    async def anybody_nearby(self, within_s: float) -> bool:
+        """Whether somebody was found, or came by himself."""
+        assert self.transport is not None
+        with trio.move_on_after(within_s):
+            while not self.transport.statistics():
+                if self.lan is not None and self.lan.found_any.is_set():
+                    return True
+                await trio.sleep(LOOK_S)
+            return True
+        return False
 
     async def fetch_run(self, run_id: RunId, entries: Sequence[PeerAddress]) -> bytes:
         """The run's canonical bytes, from any peer, checked by their hash. Waits for ever."""

@@ -35,6 +35,7 @@ from swarmd.status import (
     PeerPart,
     Progress,
     ProtocolRange,
+    Reachable,
     ReasonPart,
     Resources,
     RoundTraffic,
@@ -167,8 +168,22 @@ class Reporter:
                 threads=info.get("threads") or node.config.threads,
                 micro_batch=info.get("micro_batch"),
             ),
-            addresses=[Address(addr=str(a), origin=origin) for a in addresses],
+            reachable=self._reachable(),
+            addresses=[
+                Address(addr=str(a), origin=origin, reachable=node.transport.reachable(str(a)))
+                for a in addresses
+            ]
+            if node.transport is not None
+            else [],
         )
+
+    def _reachable(self) -> Reachable:
+        """Of this peer: one address that works is enough."""
+        transport = self._node.transport
+        if transport is None:
+            return "unknown"
+        found = {transport.reachable(str(a)) for a in transport.addresses()}
+        return "yes" if "yes" in found else "no" if "no" in found else "unknown"
 
     def _run_part(self) -> RunPart:
         node, run = self._node, self._node.run
@@ -237,6 +252,15 @@ class Reporter:
                 self.health.clear(code)
         if reason.code in BAD or reason.state == "failed":
             self.health.hold(reason.code, reason.text, has_failed=reason.state == "failed")
+        if self._reachable() == "no":
+            self.health.hold(
+                "unreachable_from_outside",
+                "no neighbour that was asked could dial this peer",
+                impact="others cannot begin a connection to it",
+                fix="open or forward its ports, or say what others can dial with --announce",
+            )
+        else:
+            self.health.clear("unreachable_from_outside")
         return self.health.health()
 
     def _stage_part(self, machine: PeerMachine) -> StagePart | None:

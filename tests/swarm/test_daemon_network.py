@@ -1,0 +1,38 @@
+"""Real daemons on loopback: found without an address, told that they can be reached, shaped."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from daemons import daemons
+
+pytestmark = pytest.mark.process
+
+
+def test_a_peer_is_found_on_the_local_network_and_both_can_be_dialled(tmp_path: Path) -> None:
+    with daemons(tmp_path, stages=1) as swarm:
+        lan = ("--observe", "--lan-discovery", "on", "--shape", "20mbit,60ms")
+        swarm.start("p0", *lan, first=True)
+        run_id = swarm.wait("p0 has its run", lambda: swarm.status("p0")["run"]["id"])
+        swarm.start("p1", *lan, run=f"swarmd://{run_id}")
+        swarm.wait(
+            "both see each other",
+            lambda: all(swarm.status(name)["peers"]["alive"] == 2 for name in ("p0", "p1")),
+        )
+        swarm.wait(
+            "both are told that they can be dialled",
+            lambda: all(swarm.status(name)["peer"]["reachable"] == "yes" for name in ("p0", "p1")),
+        )
+        other = swarm.id("p1")
+        rtt_ms = swarm.wait("a round trip", lambda: swarm.entries("p0")[other]["rtt_ms"])
+        assert rtt_ms >= 60
+        assert swarm.entries("p0")[other]["path"] == "direct"
+
+
+def test_nobody_nearby_and_no_address_is_exit_2(tmp_path: Path) -> None:
+    with daemons(tmp_path, stages=1) as swarm:
+        alone = swarm.start("p0", "--lan-discovery", "on", run=f"swarmd://{'ab' * 32}")
+        code, said = alone.ended()
+        assert code == 2, said
+        assert "no_entry_address" in said
