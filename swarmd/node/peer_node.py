@@ -24,7 +24,7 @@ from swarmd.devices import DeviceChoice, choose_devices
 from swarmd.errors import UserError
 from swarmd.events_log import EventLog
 from swarmd.home import Home
-from swarmd.home_files import KnownPeer, raise_incarnation, write_known_peers
+from swarmd.home_files import raise_incarnation
 from swarmd.identity import Identity, verify
 from swarmd.injection import not_allowed
 from swarmd.json_record import render, to_json
@@ -39,6 +39,7 @@ from swarmd.node.handlers import control_handlers
 from swarmd.node.lane import ComputeLane
 from swarmd.node.late_store import LateStore
 from swarmd.node.open_transport import open_lan_discovery, open_transport
+from swarmd.node.peer_memory import PeerMemory
 from swarmd.node.process_backend import ProcessBackend
 from swarmd.node.report import Reporter
 from swarmd.node.slot_plan import OUTPUT_RESERVE, slot_classes
@@ -123,6 +124,7 @@ class PeerNode:
         self._wanted_state: str | None = None
         self._device: DeviceChoice | None = None
         self.injection: tuple[str, ...] = ()
+        self._memory: PeerMemory | None = None
         self._described: bytes | None = None
         self._described_event = trio.Event()
 
@@ -209,8 +211,16 @@ class PeerNode:
             slot_classes(run, bounds.in_flight_max), output_reserve=OUTPUT_RESERVE
         )
         self._store.fill(self.slots)
-        self.machine = self._make_machine(run, by_peer(entries), bounds)
+        self.machine = machine = self._make_machine(run, by_peer(entries), bounds)
+        self._memory = PeerMemory(
+            self.home,
+            run.run_id,
+            PeerId(self.identity.peer_id),
+            lambda: machine.membership.view(trio.current_time()).present(),
+            self.reporter.now_utc,
+        )
         self._drive(self.machine)
+        self._nursery.start_soon(self._memory.keep)
         await self._ended.wait()
         return self._outcome
 
@@ -396,24 +406,9 @@ class PeerNode:
         if not self._ended.is_set():
             self._outcome = (code, exit_code, text)
             self.reporter.freeze()
-            self._remember_peers()
+            if self._memory is not None:
+                self._memory.write(is_last=True)
             self._ended.set()
-
-    def _remember_peers(self) -> None:
-        if self.machine is None or self.run is None:
-            return
-        present = self.machine.membership.view(trio.current_time()).present()
-        peers = [
-            KnownPeer(
-                peer=view.peer,
-                name=view.record.name,
-                addresses=tuple(view.record.addresses),
-                seen_at=self.reporter.now_utc(),
-            )
-            for view in present
-            if view.peer != self.identity.peer_id
-        ]
-        write_known_peers(self.home, self.run.run_id, peers)
 
     def say_failure(self, error: UserError) -> None:
         log.error("failed code=%s text=%s hint=%s", error.code, error, error.hint)

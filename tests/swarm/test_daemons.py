@@ -19,6 +19,8 @@ import trio
 from daemons import Daemons, daemons
 from strangers import stranger
 
+from swarmd.home import home_at
+from swarmd.home_files import read_known_peers
 from swarmd.protocols.ids import RunId
 from swarmd.protocols.messages.control import Refusal, RunDescription, RunRequest
 from swarmd.protocols.messages.gossip import Gossip
@@ -111,6 +113,9 @@ def test_frozen_peer_is_dead_and_returns_as_itself(swarm: Daemons) -> None:
 
 def test_founder_dies_and_a_newcomer_joins_through_another(swarm: Daemons) -> None:
     """MEMB-01: the founder's address is in everybody's link; others work as well."""
+    run_id, _ = entry_of(swarm, "p0")
+    home = home_at(swarm.peers["p0"].home)
+    swarm.wait("it has written down whom it knows", lambda: read_known_peers(home, run_id))
     swarm.kill("p0")
     swarm.start("late", "--observe", via="p2")
     there = ["p1", "p2", "p3", "late"]
