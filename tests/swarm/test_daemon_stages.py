@@ -85,10 +85,16 @@ def test_stages_are_manned_and_manned_again_and_who_is_told_to_stay_stays(tmp_pa
             return "none to spare" in found.get("why", "")
 
         swarm.wait("nobody may move", lambda: all(says_none_to_spare(name) for name in others))
-        for name in others:
+
+        def names_the_stage(name: str) -> bool:
             reason = swarm.status(name)["reason"]
-            assert reason["code"] == "waiting_for_stage"
-            assert reason["subject"]["stage"] == before[alone]["stage"]
+            lacks = before[alone]["stage"]
+            return bool(
+                reason["code"] == "waiting_for_stage" and reason["subject"]["stage"] == lacks
+            )
+
+        swarm.wait("all say which stage", lambda: all(names_the_stage(name) for name in others))
+        for name in others:
             assert places(swarm, name)[stays]["stage"] == doubled
             assert places(swarm, name)[moves]["stage"] == doubled
 
