@@ -3,8 +3,8 @@
     python link_child.py [OPTION=VALUE ...]      seed=HEX port=N silence_s=X
 
 Prints one line of JSON with its peer id and addresses, echoes every payload, answers the message
-`figures` with its resident bytes, open files and counters, and leaves in good order on `leave` or
-when its standard input ends.
+`figures` with its resident bytes, open files, tasks and counters, and leaves in good order on
+`leave` or when its standard input ends.
 """
 
 from __future__ import annotations
@@ -72,6 +72,7 @@ def _figures(transport: SwarmTransport) -> dict[str, Any]:
     return {
         "resident_bytes": resident_bytes,
         "files": len(os.listdir("/proc/self/fd")),
+        "tasks": trio.lowlevel.current_statistics().tasks_living,
         "counters": transport.counters(),
     }
 

@@ -247,6 +247,8 @@ class Libp2pHost:
         self._raws: set[Wire] = set()
         self._doorway = Doorway(self.counts)
         self._claimed: set[Wire] = set()
+        self._unclaimed: dict[Wire, float] = {}
+        """Upgraded, without a stream of ours yet: closed at this time."""
 
     async def run(
         self,
@@ -270,7 +272,7 @@ class Libp2pHost:
                 self._nursery = nursery
                 if listeners:
                     nursery.start_soon(trio.serve_listeners, self._accept, list(listeners))
-                nursery.start_soon(self._watch_unread)
+                nursery.start_soon(self._watch)
                 task_status.started()
                 try:
                     await trio.sleep_forever()
@@ -341,6 +343,7 @@ class Libp2pHost:
     def claim(self, raw: Wire) -> None:
         """It is of a link: not closed as unused, and neighbours may be reached over it."""
         self._claimed.add(raw)
+        self._unclaimed.pop(raw, None)
 
     async def negotiate(self, stream: INetStream, protocol: TProtocol) -> None:
         await self._host.multiselect_client.select_one_of(
@@ -454,14 +457,8 @@ class Libp2pHost:
     def connected(self, conn: INetConn) -> None:
         """An inbound or outbound connection is upgraded."""
         raw = _raw_of(conn)
-        if self._doorway.leave(raw) and self._nursery is not None:
-            self._nursery.start_soon(self._expect_claim, raw)
-
-    async def _expect_claim(self, raw: Wire) -> None:
-        await trio.sleep(CLAIM_S)
-        if raw not in self._claimed and not raw.closed:
-            self.counts["no_control_stream"] += 1
-            raw.close_now()
+        if self._doorway.leave(raw) and raw not in self._claimed:
+            self._unclaimed[raw] = trio.current_time() + CLAIM_S
 
     def disconnected(self, conn: INetConn) -> None:
         raw = _raw_of(conn)
@@ -477,12 +474,14 @@ class Libp2pHost:
     def _forget(self, raw: Wire) -> None:
         self._raws.discard(raw)
         self._claimed.discard(raw)
+        self._unclaimed.pop(raw, None)
 
-    async def _watch_unread(self, every_s: float = 0.25) -> None:
-        """Close any connection whose peer ignores flow control."""
+    async def _watch(self, every_s: float = 0.25) -> None:
+        """Close connections that nobody uses, and those whose peer ignores flow control."""
         received = 0
         while True:
             await trio.sleep(every_s)
+            self._close_unclaimed()
             now = sum(raw.tally.received for raw in self._raws)
             if now == received:
                 continue
@@ -493,6 +492,13 @@ class Libp2pHost:
                     if unread > UNREAD_BYTES_MAX:
                         self.counts["window_ignored"] += 1
                         _raw_of(conn).close_now()
+
+    def _close_unclaimed(self) -> None:
+        now_s = trio.current_time()
+        for raw in [raw for raw, until_s in self._unclaimed.items() if until_s < now_s]:
+            self.counts["no_control_stream"] += 1
+            del self._unclaimed[raw]
+            raw.close_now()
 
 
 class _NoAutoConnector:

@@ -1,7 +1,8 @@
-"""Real daemons on loopback: found without an address, told that they can be reached, shaped."""
+"""Real daemons on loopback: found without an address, reached through a third, shaped."""
 
 from __future__ import annotations
 
+import socket
 from pathlib import Path
 
 import pytest
@@ -28,6 +29,27 @@ def test_a_peer_is_found_on_the_local_network_and_both_can_be_dialled(tmp_path: 
         rtt_ms = swarm.wait("a round trip", lambda: swarm.entries("p0")[other]["rtt_ms"])
         assert rtt_ms >= 60
         assert swarm.entries("p0")[other]["path"] == "direct"
+
+
+def test_peers_that_cannot_dial_each_other_meet_through_a_third(tmp_path: Path) -> None:
+    with daemons(tmp_path, stages=1) as swarm:
+        swarm.start("p0", "--observe", first=True)
+        for name in ("p1", "p2"):
+            swarm.start(name, "--observe", "--announce", nobodys_address(), via="p0")
+        first, second = swarm.id("p1"), swarm.id("p2")
+        swarm.wait(
+            "p1 and p2 are linked through p0",
+            lambda: (
+                swarm.entries("p1")[second]["path"] == swarm.entries("p2")[first]["path"] == "relay"
+            ),
+        )
+        assert swarm.entries("p1")[swarm.id("p0")]["path"] == "direct"
+
+
+def nobodys_address() -> str:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return f"/ip4/127.0.0.1/tcp/{free.getsockname()[1]}"
 
 
 def test_nobody_nearby_and_no_address_is_exit_2(tmp_path: Path) -> None:

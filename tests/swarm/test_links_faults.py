@@ -8,7 +8,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -297,6 +296,7 @@ async def churn(cycles: int, warm_up: int) -> None:
             await trio.sleep(1.0)
             after = await figures(watcher, other)
             assert after["files"] == before["files"]
+            assert after["tasks"] == before["tasks"]
             grown = after["resident_bytes"] - before["resident_bytes"]
             assert grown < 8 << 20, f"{grown >> 10} KiB after {cycles - warm_up} cycles"
 
@@ -306,7 +306,5 @@ async def test_thirty_connects_and_disconnects_leave_nothing() -> None:
 
 
 @pytest.mark.slow
-async def test_five_hundred_connects_and_disconnects_leave_nothing_in_a_minute() -> None:
-    begun_s = time.monotonic()
+async def test_five_hundred_connects_and_disconnects_leave_nothing() -> None:
     await churn(cycles=500, warm_up=100)
-    assert time.monotonic() - begun_s < 300

@@ -91,3 +91,15 @@ async def test_with_dead_bulk_ports_the_same_transfer_takes_a_stream(host: str) 
         figures = pair.a.statistics(pair.b)
         assert (figures.path, figures.bulk_carrier) == ("direct", "stream")
         assert "refused" in figures.bulk_reason
+
+
+async def test_a_reader_that_pauses_long_on_a_stream_loses_nothing() -> None:
+    """The library ends a stream whose reader pauses for 5 s; ours never pauses, its owner may."""
+    async with pair_on(IPV4, bulk_is_dead=True) as pair:
+        chunks = [bytes([number]) * (4 << 20) for number in range(10)]
+        for chunk in chunks:
+            pair.a.send_payload(pair.b, b"state", chunk, Priority.STATE)
+        await trio.sleep(6)  # the time is the trap's own; nothing waits for a condition here
+        for chunk in chunks:
+            assert await pair.b.take() == chunk
+        assert pair.a.statistics(pair.b).bulk_carrier == "stream"
