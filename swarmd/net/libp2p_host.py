@@ -280,6 +280,7 @@ class Libp2pHost:
                     self._nursery = None
                     for raw in list(self._raws):
                         raw.close_now()
+                        self._forget(raw)
 
     def _set_handlers(self) -> None:
         for protocol in self._handlers:

@@ -285,3 +285,9 @@ async def listen(host: str, port: int) -> tuple[trio.SocketListener, int]:
             raw.close()
             raise
     raise AssertionError("unreachable")
+
+
+def double_of(listener: trio.SocketListener) -> trio.SocketListener:
+    """The same listening socket once more: closing one leaves the other open."""
+    raw = socket.socket(fileno=os.dup(listener.socket.fileno()))
+    return trio.SocketListener(trio.socket.from_stdlib_socket(raw))

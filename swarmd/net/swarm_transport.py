@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import trio
@@ -27,6 +27,7 @@ from swarmd.net.addresses import (
 from swarmd.net.certificates import check_certificate, make_certificate
 from swarmd.net.dial_back import ASK_EVERY_S, DIAL_BACK, DialBackServer, Reachability, ask
 from swarmd.net.frames import Hello
+from swarmd.net.keep_running import keep_running
 from swarmd.net.libp2p_host import (
     BULK,
     CONTROL,
@@ -37,7 +38,7 @@ from swarmd.net.link import LinkLimits
 from swarmd.net.link_transport import LinkTransport
 from swarmd.net.relay import Wire
 from swarmd.net.shaping import Bend, Caps, Path, bend_of
-from swarmd.net.sockets import Doorway, RawStream, connect, listen
+from swarmd.net.sockets import Doorway, RawStream, connect, double_of, listen
 from swarmd.net.stream_carrier import StreamCarrier
 from swarmd.net.tls_bulk import BulkKeys, Refused, accept_tls, connect_tls
 from swarmd.net.transport import Answer, PayloadStore
@@ -109,6 +110,7 @@ class SwarmUnderlay:
         self._shape = shape
         self._paths: dict[PeerId, Path] = {}
         self._rng = random.Random()
+        self.on_restart: Callable[[str], None] = lambda name: None
         self._asks_back = asks_back
         self._linked: set[PeerId] = set()
         self._reachability = Reachability()
@@ -222,7 +224,7 @@ class SwarmUnderlay:
             self._bulk_announced = self._announce_bulk or list(dict.fromkeys(bulk_found))
             async with trio.open_nursery() as nursery:
                 self._nursery = nursery
-                await nursery.start(self.host.run, listeners, self._announced)
+                await nursery.start(self._keep_host, listeners)
                 if bulk_listeners:
                     nursery.start_soon(trio.serve_listeners, self._accept_bulk, bulk_listeners)
                 if self._asks_back:
@@ -233,6 +235,25 @@ class SwarmUnderlay:
                 listener.socket.close()
             for raw in list(self._bulk_raws):
                 raw.close_now()
+
+    async def _keep_host(
+        self, listeners: Sequence[trio.SocketListener], *, task_status: Any
+    ) -> None:
+        """libp2p, started anew when one of its tasks raises: the same ports, the same id, and the
+        links come again as after any loss. The sockets stay open meanwhile, so nobody is refused.
+        """
+
+        async def run(start: Any) -> None:
+            doubles = [double_of(listener) for listener in listeners]
+            await self.host.run(doubles, self._announced, task_status=start)
+
+        await keep_running(
+            "host",
+            run,
+            self.host.counts,
+            on_restart=lambda name: self.on_restart(name),
+            task_status=task_status,
+        )
 
     async def _bind(self, host: str, wanted: int) -> tuple[trio.SocketListener, int]:
         listener, port = await listen(host, wanted)
@@ -350,6 +371,10 @@ class SwarmTransport(LinkTransport):
     ) -> None:
         """Limit what all links use together, from now on. None: no limit. While running only."""
         self._swarm_underlay.caps.set(up_bytes_per_s, down_bytes_per_s)
+
+    def when_restarted(self, call: Callable[[str], None]) -> None:
+        """`call` hears the name of each service of ours that failed and runs again."""
+        self._swarm_underlay.on_restart = call
 
     @property
     def ports_changed(self) -> dict[int, int]:

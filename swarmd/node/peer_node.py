@@ -150,11 +150,15 @@ class PeerNode:
     async def start_transport(self) -> None:
         """Listen. libp2p takes a second to import, so it happens while the socket answers."""
         assert self._nursery is not None
-        self.transport = await trio.to_thread.run_sync(
+        transport = await trio.to_thread.run_sync(
             open_transport, self.config, self.identity.seed, self._store
         )
-        await self._nursery.start(self.transport.run)
-        for wanted, used in self.transport.ports_changed.items():
+        transport.when_restarted(
+            lambda name: self.feed.publish("task_restarted", level="warning", data={"task": name})
+        )
+        self.transport = transport
+        await self._nursery.start(transport.run)
+        for wanted, used in transport.ports_changed.items():
             log.warning("port_changed wanted=%d used=%d", wanted, used)
 
     def look_on_lan(self, run_id: RunId) -> None:

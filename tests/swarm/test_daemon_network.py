@@ -31,7 +31,7 @@ def test_a_peer_is_found_on_the_local_network_and_both_can_be_dialled(tmp_path: 
         assert swarm.entries("p0")[other]["path"] == "direct"
 
 
-def test_peers_that_cannot_dial_each_other_meet_through_a_third(tmp_path: Path) -> None:
+def test_boot_07_peers_that_cannot_dial_each_other_meet_through_a_third(tmp_path: Path) -> None:
     with daemons(tmp_path, stages=1) as swarm:
         swarm.start("p0", "--observe", first=True)
         for name in ("p1", "p2"):
@@ -52,7 +52,7 @@ def nobodys_address() -> str:
         return f"/ip4/127.0.0.1/tcp/{free.getsockname()[1]}"
 
 
-def test_nobody_nearby_and_no_address_is_exit_2(tmp_path: Path) -> None:
+def test_boot_05_nobody_nearby_and_no_address_is_exit_2(tmp_path: Path) -> None:
     with daemons(tmp_path, stages=1) as swarm:
         alone = swarm.start("p0", "--lan-discovery", "on", run=f"swarmd://{'ab' * 32}")
         code, said = alone.ended()

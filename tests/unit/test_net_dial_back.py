@@ -66,7 +66,7 @@ async def test_both_planes_of_a_peer_that_can_be_dialled_are_reachable() -> None
         assert (await pair.b.arrival()).body == b"the link is not touched"
 
 
-async def test_an_announced_address_where_nobody_is_is_not_reachable() -> None:
+async def test_boot_06_an_announced_address_where_nobody_is_is_not_reachable() -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         dead = f"/ip4/127.0.0.1/tcp/{free.getsockname()[1]}"
