@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from swarmd.cli.framework import Session, command
+from pathlib import Path
+from typing import Any
+
+from swarmd.cli.framework import Session, command, option
 
 
 @command(section="Looking")
-def contributions(session: Session) -> None:
+@option("--ledger", "file", metavar="FILE", help="Of a file (`data ledger`), without a daemon.")
+def contributions(session: Session, file: str | None) -> None:
     """Counted work by peer, as this peer's ledger has it.
 
     MICRO-BATCHES, TOKENS: of a head (a peer of the first stage), those it led and that were done;
@@ -16,7 +20,7 @@ def contributions(session: Session) -> None:
     there. Every member shows the same, after at most one round. A run of one stage has no
     neighbours, so no receipts.
     """
-    found = session.ask("contributions")
+    found = session.ask("contributions") if file is None else _contributions_of(Path(file))
     if session.is_json:
         session.printer.object(found)
         return
@@ -42,3 +46,11 @@ def contributions(session: Session) -> None:
         session.printer.line(line)
     session.printer.line()
     session.printer.line(f"as of round {told.as_of_round}")
+
+
+def _contributions_of(path: Path) -> dict[str, Any]:
+    from swarmd.json_record import render
+    from swarmd.ledger_file import read_ledger
+    from swarmd.ledger_shown import contributions_shown
+
+    return render(contributions_shown(read_ledger(path).ledger, {}))

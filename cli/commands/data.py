@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from swarmd.cli.framework import Parsed, Session, argument, group, option
 from swarmd.units import parse_size
@@ -14,9 +15,13 @@ def data(session: Session) -> None:
 
 
 @data.subcommand()
-def audit(session: Session) -> int:
-    """Prove from this peer's ledger that no sample is missing or counted twice. 1 if not."""
-    found = session.ask("audit")
+@option("--ledger", "file", metavar="FILE", help="Prove it from a file, without a daemon.")
+def audit(session: Session, file: str | None) -> int:
+    """Prove from this peer's ledger that no sample is missing or counted twice. 1 if not.
+
+    With a file, every signature in it is checked first.
+    """
+    found = session.ask("audit") if file is None else _audit_of(Path(file))
     if session.is_json:
         session.printer.object(found)
         return 0 if found.get("clean") else 1
@@ -36,6 +41,35 @@ def audit(session: Session) -> int:
         for first, last in zip(ranges[::2], ranges[1::2], strict=True):
             session.printer.line(f"{name}  samples {first} to {last}")
     return 0 if told.clean else 1
+
+
+@data.subcommand()
+@argument("file", metavar="FILE")
+def ledger(session: Session, file: str) -> None:
+    """Write the ledger with all signatures to FILE, so that others can check it offline."""
+    import base64
+
+    found = session.ask("ledger")
+    path = Path(file)
+    if path.exists():
+        session.confirm(f"Overwrite {path}?")
+    body = base64.b64decode(found["data"]["body"])
+    path.write_bytes(body)
+    session.done(
+        f"{len(body)} bytes in {path}; `swarmd data audit --ledger {path}` checks them",
+        {"run_id": found["data"]["run_id"], "size_bytes": len(body)},
+        path=str(path.absolute()),
+    )
+
+
+def _audit_of(path: Path) -> dict[str, Any]:
+    from swarmd.json_record import render
+    from swarmd.ledger_file import read_ledger
+    from swarmd.ledger_shown import audit_shown
+    from swarmd.protocols.audit import audit as proof
+
+    found = read_ledger(path)
+    return render(audit_shown(proof(found.ledger, found.open_leases)))
 
 
 @data.subcommand()

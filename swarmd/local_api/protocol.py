@@ -40,6 +40,7 @@ REQUESTS: dict[str, Request] = {
     "plan": Request("plan", "args: none"),
     "contributions": Request("contributions", "args: none"),
     "audit": Request("audit", "args: none"),
+    "ledger": Request("done", "data.body: the whole ledger with its signatures, base64"),
     "run": Request("run", "the description of the run, with a link that works now"),
     "events": Request("event", "after_seq: those after it, then what comes", is_stream=True),
     "drain": Request("leave", "deadline_s; id: of another peer, for operators"),

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
+import base64
 import math
 from typing import TYPE_CHECKING, Any
 
 import trio
 
 from swarmd.errors import UserError
+from swarmd.ledger_file import dump_ledger
+from swarmd.ledger_shown import audit_shown, contributions_shown
 from swarmd.local_api.server import Args, Handlers
-from swarmd.node.contributors import contributors
 from swarmd.protocols import effects as fx
 from swarmd.protocols.assignment import Plan as PlacementPlan
 from swarmd.protocols.ids import PeerId
 from swarmd.protocols.messages.gossip import PeerRecord
 from swarmd.records import (
-    Audit,
-    Contributions,
     Done,
     Leave,
     Plan,
@@ -49,6 +49,7 @@ def control_handlers(node: PeerNode) -> Handlers:
         "unpin": _Simple(node, "unpin"),
         "plan": _Plan(node),
         "contributions": _Contributions(node),
+        "ledger": _Ledger(node),
         "peers_ping": _Ping(node),
         "peers_forget": _Simple(node, "forget"),
         "inject": _Inject(node),
@@ -75,17 +76,7 @@ class _Peers(_Answer):
 class _Audit(_Answer):
     async def __call__(self, args: Args) -> Any:
         machine = _machine(self._node)
-        found = machine.leases.audit(trio.current_time())
-        return Audit(
-            samples_total=found.samples_total,
-            samples_completed=found.samples_completed,
-            gaps=[number for gap in found.gaps for number in (gap.first, gap.last)],
-            repeats=[number for item in found.repeats for number in (item.first, item.last)],
-            processed_twice=found.processed_twice,
-            open_leases=found.open_leases,
-            clean=found.clean,
-            covered_until=found.covered_until,
-        )
+        return audit_shown(machine.leases.audit(trio.current_time()))
 
 
 class _Plan(_Answer):
@@ -131,8 +122,15 @@ class _Contributions(_Answer):
         machine = _machine(self._node)
         view = machine.membership.view(trio.current_time())
         names = {peer.peer: peer.record.name for peer in view.peers}
-        found = contributors(machine.leases.ledger, names)
-        return Contributions(peers=found, as_of_round=machine.leases.ledger.settled)
+        return contributions_shown(machine.leases.ledger, names)
+
+
+class _Ledger(_Answer):
+    async def __call__(self, args: Args) -> Any:
+        machine = _machine(self._node)
+        body = dump_ledger(machine.work.setup.run_body, machine.leases.save())
+        data = {"body": base64.b64encode(body).decode(), "run_id": machine.shape.run_id}
+        return Done(command="data ledger", data=data)
 
 
 class _Ping(_Answer):

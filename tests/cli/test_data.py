@@ -5,9 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 
 from command_line import swarmd
-from corpus_helpers import write_texts
+from corpus_helpers import data_run, write_texts
 
 from swarmd.home import Home
+from swarmd.identity import load_or_create, verify
+from swarmd.ledger_file import dump_ledger
+from swarmd.protocols.effects import Started
+from swarmd.protocols.ids import PeerId
+from swarmd.protocols.lease_limits import local
+from swarmd.protocols.leases import LeaseBook
 
 RUN_FILE = """\
 [run]
@@ -65,3 +71,27 @@ def test_a_failed_tokenize_leaves_nothing(home: Home, tmp_path: Path) -> None:
     assert failed.code == 78
     assert "cut.gz" in failed.err
     assert list(place.iterdir()) == []
+
+
+def test_a_ledger_on_paper_is_proved_without_a_daemon(home: Home, tmp_path: Path) -> None:
+    home.create()
+    identity, run = load_or_create(home), data_run("builtin:python")
+    head = PeerId(identity.peer_id)
+    book = LeaseBook(head, 1, run.shape, local(), sign=identity.sign, verify=verify)
+    book.set_heads([head], 0.0)
+    book.handle(Started(), 0.0)
+    for _ in range(20):
+        micro_batch, _ = book.next_lease(0.0)
+        assert micro_batch is not None
+        book.done(micro_batch, 2.0, 2, 0.0)
+    file = tmp_path / "ledger"
+    file.write_bytes(dump_ledger(run.canonical(), book.save()))
+    proved = swarmd("data", "audit", "--ledger", str(file), "--json", home=home)
+    assert proved.code == 0
+    assert (proved.object["samples_completed"], proved.object["clean"]) == (40, True)
+    shown = swarmd("contributions", "--ledger", str(file), "--json", home=home).object
+    assert [(peer["id"], peer["tokens"]) for peer in shown["peers"]] == [(head, 40 * 16)]
+    file.write_bytes(file.read_bytes().replace(head.encode()[:9], b"12D3KooWx"))
+    refused = swarmd("data", "audit", "--ledger", str(file), home=home)
+    assert refused.code == 1
+    assert "does not hold" in refused.err

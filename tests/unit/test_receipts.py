@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from lease_world import LeaseWorld, lease_shape, make_book, sign_as, verify
 
-from swarmd.node.contributors import contributors
+from swarmd.ledger_shown import contributors
 from swarmd.protocols import wire
 from swarmd.protocols.effects import Arrived, Started
 from swarmd.protocols.errors import RemoteProtocolError

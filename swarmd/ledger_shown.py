@@ -1,4 +1,4 @@
-"""What each peer's work counted for, as `swarmd contributions` shows it.
+"""A ledger as the objects of docs/cli.md: what is proved, and what each peer's work counted for.
 
 Receipts name peers by a hash; who is meant is found among all that the ledger or the roster has
 ever named. A hash that nobody here can name is left out of the table, and nothing else of it is.
@@ -8,13 +8,32 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from swarmd import records
+from swarmd.protocols.audit import Audit
 from swarmd.protocols.ids import PeerId
 from swarmd.protocols.ledger import Ledger
 from swarmd.protocols.receipts import Witnessed, tag_of
-from swarmd.records import Contributor
 
 
-def contributors(ledger: Ledger, names: Mapping[PeerId, str]) -> list[Contributor]:
+def audit_shown(found: Audit) -> records.Audit:
+    return records.Audit(
+        samples_total=found.samples_total,
+        samples_completed=found.samples_completed,
+        gaps=[number for gap in found.gaps for number in (gap.first, gap.last)],
+        repeats=[number for item in found.repeats for number in (item.first, item.last)],
+        processed_twice=found.processed_twice,
+        open_leases=found.open_leases,
+        clean=found.clean,
+        covered_until=found.covered_until,
+    )
+
+
+def contributions_shown(ledger: Ledger, names: Mapping[PeerId, str]) -> records.Contributions:
+    found = contributors(ledger, names)
+    return records.Contributions(peers=found, as_of_round=ledger.settled)
+
+
+def contributors(ledger: Ledger, names: Mapping[PeerId, str]) -> list[records.Contributor]:
     """By id. names: of the peers in the roster."""
     done = ledger.contributions()
     proved = ledger.witnessed_total()
@@ -26,7 +45,7 @@ def contributors(ledger: Ledger, names: Mapping[PeerId, str]) -> list[Contributo
             continue
         counted = done.get(peer, seen)
         found.append(
-            Contributor(
+            records.Contributor(
                 id=peer,
                 name=names.get(peer),
                 micro_batches=counted.micro_batches,

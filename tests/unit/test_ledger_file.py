@@ -1,0 +1,96 @@
+"""A ledger on paper: real keys, real signatures, proved again by somebody who saw nothing of it."""
+
+from pathlib import Path
+
+import msgpack
+import pytest
+from corpus_helpers import data_run
+
+from swarmd.errors import UserError
+from swarmd.home import find_home
+from swarmd.identity import Identity, load_or_create, verify
+from swarmd.ledger_file import dump_ledger, read_ledger
+from swarmd.ledger_shown import contributors
+from swarmd.protocols.audit import audit
+from swarmd.protocols.effects import Started
+from swarmd.protocols.ids import MicroBatchId, PeerId
+from swarmd.protocols.lease_limits import local
+from swarmd.protocols.leases import LeaseBook
+from swarmd.protocols.receipts import CALLED
+
+RUN = data_run("builtin:python")
+OTHER = PeerId("12D3KooWother")
+
+
+@pytest.fixture
+def identity(tmp_path: Path) -> Identity:
+    home = find_home(str(tmp_path / "home"))
+    home.create()
+    return load_or_create(home)
+
+
+@pytest.fixture
+def book(identity: Identity) -> LeaseBook:
+    """A head that has done the first round and a half."""
+    made = LeaseBook(
+        PeerId(identity.peer_id), 1, RUN.shape, local(), sign=identity.sign, verify=verify
+    )
+    made.set_heads([made.own], 0.0)
+    made.handle(Started(), 0.0)
+    for _ in range(30):
+        micro_batch, _ = made.next_lease(0.0)
+        assert isinstance(micro_batch, MicroBatchId)
+        made.saw(micro_batch, OTHER, 1, CALLED)
+        made.done(micro_batch, 2.0, 2, 0.0)
+    return made
+
+
+def test_what_is_written_proves_the_same_to_whoever_reads_it(book: LeaseBook, tmp_path: Path):
+    path = tmp_path / "ledger"
+    path.write_bytes(dump_ledger(RUN.canonical(), book.save()))
+    found = read_ledger(path)
+    assert found.run == RUN
+    assert audit(found.ledger, found.open_leases) == book.audit(0.0)
+    names = {OTHER: "other"}
+    assert contributors(found.ledger, names) == contributors(book.ledger, names)
+    assert contributors(found.ledger, names)[-1].tokens_witnessed == 20 * 2 * 16
+
+
+@pytest.mark.parametrize("place", range(40, 3_000, 211))
+def test_a_byte_changed_anywhere_proves_nothing_else(book: LeaseBook, tmp_path: Path, place: int):
+    path = tmp_path / "ledger"
+    body = bytearray(dump_ledger(RUN.canonical(), book.save()))
+    body[place % len(body)] ^= 1
+    path.write_bytes(body)
+    try:
+        found = read_ledger(path)
+    except UserError:
+        return
+    assert found.run != RUN or found.ledger.witnessed_total() == book.ledger.witnessed_total()
+
+
+@pytest.mark.parametrize("body", [b"", b"\xc1", msgpack.packb({"format": "x"}), msgpack.packb(3)])
+def test_what_is_no_ledger_is_named(tmp_path: Path, body: bytes):
+    path = tmp_path / "ledger"
+    path.write_bytes(body)
+    with pytest.raises(UserError, match="ledger") as caught:
+        read_ledger(path)
+    assert caught.value.exit_code == 1
+    with pytest.raises(UserError, match="No such file"):
+        read_ledger(tmp_path / "nothing")
+
+
+def test_entries_of_another_key_are_refused(book: LeaseBook, tmp_path: Path):
+    saved = book.save()
+    forged = LeaseBook(book.own, 1, RUN.shape, local(), sign=lambda body: bytes(64), verify=verify)
+    forged.set_heads([book.own], 0.0)
+    forged.handle(Started(), 0.0)
+    micro_batch, _ = forged.next_lease(0.0)
+    assert micro_batch is not None
+    forged.done(micro_batch, 2.0, 2, 0.0)
+    path = tmp_path / "ledger"
+    path.write_bytes(dump_ledger(RUN.canonical(), [*saved, *forged.save()[1:]]))
+    assert read_ledger(path).ledger.digest() == book.ledger.digest()
+    path.write_bytes(dump_ledger(RUN.canonical(), forged.save()))
+    with pytest.raises(UserError, match="bad_signature"):
+        read_ledger(path)
