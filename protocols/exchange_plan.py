@@ -12,8 +12,10 @@ from swarmd.protocols.messages.mixing import MixRef, Offer
 from swarmd.protocols.mix_parts import PartLayout
 from swarmd.protocols.outer_rules import OuterRules, Range
 
-WINDOW_SLOTS = 16
-WINDOW_MAX = 4
+WINDOW_SLOTS = 48
+WINDOW_MAX = 16
+"""A part takes about three turns in the queue of a worker that computes meanwhile: packed, reduced,
+taken. What is under way at once so bounds how much a mix gets done beside a micro-batch."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

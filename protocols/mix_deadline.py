@@ -30,6 +30,8 @@ GRACE_S_MIN, GRACE_S_MAX = 1.0, 5.0
 GRACE_SHARE = 0.1
 """Of the median round."""
 PATIENCE_SHARE_MIN, PATIENCE_SHARE_MAX = 0.25, 0.5
+PATIENCE_TURNS = 4.0
+"""A part comes after two turns of its sender's queue, if all goes well."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,14 +80,15 @@ class MixDeadline:
         plain_s = max(FLOOR_S, middle_s + DEVIATIONS * spread_s)
         return min(ceiling_s, self._patience * plain_s)
 
-    def times(self, now_s: float, grace_s: float) -> ExchangeTimes:
-        """For an exchange that begins now."""
+    def times(self, now_s: float, grace_s: float, turn_s: float = 0.0) -> ExchangeTimes:
+        """For an exchange that begins now. turn_s: what a job waits in the queue of a worker that
+        computes meanwhile; a member with as much to do as we have is not silent for that."""
         whole_s = self.seconds
         spare_s = whole_s if self.typical_s is None else whole_s - self.typical_s
-        patience_s = min(PATIENCE_SHARE_MAX * whole_s, max(PATIENCE_SHARE_MIN * whole_s, spare_s))
+        patience_s = max(PATIENCE_SHARE_MIN * whole_s, spare_s, PATIENCE_TURNS * turn_s)
         return ExchangeTimes(
             start_s=now_s,
-            patience_s=patience_s,
+            patience_s=min(PATIENCE_SHARE_MAX * whole_s, patience_s),
             wait_until_s=now_s + whole_s,
             grace_until_s=now_s + whole_s + grace_s,
             last_words_s=max(LAST_WORDS_S_MIN, LAST_WORDS_SHARE * whole_s),

@@ -20,7 +20,10 @@ from swarmd.protocols.jobs import BufferRef, JobFailure, JobResult, StageCall
 OnEnd = Callable[[JobResult | JobFailure, float], None]
 """(what it gave, now_s)."""
 
-IN_FLIGHT_MAX = 4
+IN_FLIGHT_MAX = 16
+"""Some milliseconds each. All that a mix gets done while a micro-batch computes is what stood in
+the queue when it began, so with few of them a long vector would need more micro-batches than a
+round has."""
 
 
 @dataclass(slots=True, eq=False)

@@ -80,6 +80,8 @@ class OuterRound:
         self._around = around
         self._desk = desk
         self._effects = effects
+        self._turn_s = 0.0
+        """How long a job waits for the worker while it computes."""
         self._elements = 0
         self._covered = 0
         self._norm = 0.0
@@ -182,6 +184,7 @@ class OuterRound:
 
     def _snapshot_made(self, outcome: JobResult | JobFailure, now_s: float) -> None:
         self.phase = Phase.INNER
+        self._turn_s = now_s - self.begun_s
         if isinstance(outcome, JobFailure):
             self.failure = outcome
             return
@@ -236,7 +239,8 @@ class OuterRound:
             tardy=frozenset(around.tardy if mix == MIX2 or around.rules.mix1_blocking else ()),
             **brought,
         )
-        times = around.deadline(mix).times(now_s, around.grace_s)
+        turn_s = self._turn_s if mix == MIX1 else 0.0
+        times = around.deadline(mix).times(now_s, around.grace_s, turn_s)
         return Exchange(plan, times, self._desk, self._effects)
 
     # ------------------------------------------------------------------------------ gradient, Mix2

@@ -94,6 +94,10 @@ class Replica:
         self.backlog_s: Callable[[int], float] = lambda round_number: 0.0
         """How much later than the others its inner phase of a round ends."""
         self.job_s = 0.001
+        self.micro_batch_s = 0.0
+        """The worker computes one before it does what stands in its queue, and then the next."""
+        self._turn = 0
+        """Jobs that it does before it computes again."""
         self.samples = SAMPLES
         self.inner: Callable[[Replica], None] = drift
         self.spoil: Callable[[Message, Values], Values] | None = None
@@ -211,14 +215,26 @@ class Replica:
         assert isinstance(job, StageCall)
         self._jobs.append((job_id, job, [self.slots.read(ref) for ref in job.inputs]))
         if len(self._jobs) == 1:
+            self._go_on()
+
+    def _go_on(self) -> None:
+        if self._turn or not self.micro_batch_s:
             self.world.after(self.job_s, lambda: self.when_awake(self._job_done))
+        else:
+            self.world.after(self.micro_batch_s, lambda: self.when_awake(self._micro_batch_done))
+
+    def _micro_batch_done(self) -> None:
+        self._turn = len(self._jobs)
+        if self._turn:
+            self._go_on()
 
     def _job_done(self) -> None:
+        self._turn = max(0, self._turn - 1)
         if not self._jobs:
             return  # the worker was lost meanwhile
         job_id, job, inputs = self._jobs.pop(0)
         if self._jobs:
-            self.world.after(self.job_s, lambda: self.when_awake(self._job_done))
+            self._go_on()
         self.log.append(job.name)
         try:
             data, content = self.outer.run(job, inputs)

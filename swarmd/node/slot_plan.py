@@ -16,7 +16,8 @@ SLOTS_PER_MICRO_BATCH = 4
 SLOTS_SPARE = 8
 OUTPUT_RESERVE = 2
 """Only the own worker may take these, so that it can always finish what it has."""
-CHUNK_SLOTS = 32
+CHUNK_SLOTS = 128
+"""A mix of large vectors has up to a hundred parts under way (protocols/exchange_plan.py)."""
 
 
 def payload_bytes_bound(run: RunConfig) -> int:

@@ -10,6 +10,8 @@ from collections.abc import Callable
 import pytest
 from mixing_world import SAMPLES, SHAPE, Replica, World, noise, optimum, spread
 
+from swarmd.protocols.exchange_plan import WINDOW_SLOTS
+from swarmd.protocols.mix_jobs import IN_FLIGHT_MAX
 from swarmd.protocols.mixing import Draw, group_of
 from swarmd.protocols.outer_rules import OuterRules
 
@@ -310,10 +312,26 @@ def test_many_parts_keep_to_a_few_slots(monkeypatch: pytest.MonkeyPatch) -> None
     world.run()
     for replica in world.replicas:
         assert replica.told["round_committed"] == 2
-        plan_window = 3
-        assert replica.slots.held_max <= plan_window * 4 + 2 * plan_window + 4
+        window = WINDOW_SLOTS // 5
+        assert replica.slots.held_max <= 4 * window + 2 * window + IN_FLIGHT_MAX
     expected = model(world, fp32(mix1_group=0, mix2_group=0), 2)[-1][0]
     assert world.replicas[0].weights == pytest.approx([expected] * 433)
+    world.assert_nothing_is_held()
+
+
+def test_a_long_vector_is_mixed_beside_few_micro_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """37 parts, and a worker that looks at its queue every half second only: the ten micro-batches
+    of an inner phase are enough."""
+    monkeypatch.setattr("swarmd.protocols.mix_parts.PART_ELEMENTS_MAX", 5)
+    rules = fp32(mix1_group=0, mix2_group=1)
+    world = World(2, elements=185, rounds=3, rules=rules, inner_s=5.0)
+    for replica in world.replicas:
+        replica.micro_batch_s = 0.5
+    world.start()
+    world.run()
+    for replica in world.replicas:
+        assert replica.told["round_committed"] == 3, "no part was given up"
+        assert all(fields["hidden_s"] >= 0.95 * fields["mix1_s"] for fields in replica.rounds)
     world.assert_nothing_is_held()
 
 
