@@ -149,6 +149,10 @@ class Transport(Protocol):
         """By peer id. Also of links that ended less than a minute ago."""
         ...
 
+    def totals(self) -> tuple[int, int]:
+        """Bytes sent and received at all sockets since the start, strangers' included."""
+        ...
+
     def counters(self) -> dict[str, int]:
         """Refusals and oddities by reason: bad_certificate, wrong_peer_id, oversize_frame ..."""
         ...

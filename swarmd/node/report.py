@@ -358,9 +358,8 @@ class Reporter:
         return {"last_round": last_round(told), "totals": totals(told)}
 
     def _communication(self, machine: PeerMachine, now_s: float) -> Communication:
-        links = self._links()
-        sent = sum(link.wire_bytes_sent for link in links)
-        received = sum(link.wire_bytes_received for link in links)
+        links, transport = self._links(), self._node.transport
+        sent, received = (0, 0) if transport is None else transport.totals()
         raw_sent, raw_received = machine.traffic.raw_bytes_sent, machine.traffic.raw_bytes_received
         rounds = None
         if machine.work.rounds is not None:
@@ -368,7 +367,7 @@ class Reporter:
             raw_sent += rounds.raw_bytes_sent
             raw_received += rounds.raw_bytes_received
         wire = sent + received
-        boundary_sent = sent - sum(_not_of_boundaries(link) for link in links)
+        boundary_sent = sum(link.wire_bytes_sent - _not_of_boundaries(link) for link in links)
         boundary_raw = machine.traffic.raw_bytes_sent
         return Communication(
             comm_s_per_round=None if rounds is None else rounds.comm_s_per_round,
