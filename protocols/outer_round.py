@@ -350,7 +350,8 @@ class OuterRound:
         seconds = {mix.mix: mix.elapsed_s for mix in mixes}
         ended_s = now_s if self.inner_ended_s is None else self.inner_ended_s
         hidden_s = 0.0
-        if self.mix1 is not None:
+        held_mix1 = self._around.rules.mix1_blocking and not self._is_first
+        if self.mix1 is not None and not held_mix1:
             hidden_s = max(0.0, min(seconds[MIX1], ended_s - self.mix1.times.start_s))
         moved = ExchangeBytes()
         for exchange in self.exchanges:

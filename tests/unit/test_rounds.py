@@ -98,6 +98,9 @@ def test_a_blocking_mix1_is_over_before_the_inner_phase_begins() -> None:
     world.run()
     for replica in world.replicas:
         assert min(replica.held_s[:-1]) > 0.6, "Mix2 and the next Mix1, one after the other"
+        for fields in replica.rounds[1:]:
+            assert fields["hidden_s"] == 0.0
+            assert fields["blocking_s"] == pytest.approx(fields["mix1_s"] + fields["mix2_s"])
         assert replica.told["round_committed"] == 3
 
 
