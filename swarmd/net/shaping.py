@@ -127,27 +127,32 @@ class Path:
     """One link as it is bent: both planes of it share the rates.
 
     The control plane goes past what the bulk plane has queued, as it would on a real link, where
-    two connections share the line packet by packet.
+    two connections share the line packet by packet; the bulk plane makes room for it.
     """
 
     def __init__(self, bend: Bend, rng: random.Random) -> None:
         self.bend = bend
         self._rng = rng
         self._up, self._down = _Line(bend.up_bytes_per_s), _Line(bend.down_bytes_per_s)
-        self._waited_up = False
+        self._urgent_up = _Line(bend.up_bytes_per_s)
+        self._waited = {self._up: False, self._urgent_up: False}
 
-    async def wait_up(self) -> None:
-        """Until what was sent before has gone."""
-        self._waited_up = await self._up.wait()
+    async def wait_up(self, *, urgent: bool = False) -> None:
+        """Until what was sent before has gone; what is urgent waits for nothing else."""
+        line = self._urgent_up if urgent else self._up
+        self._waited[line] = await line.wait()
 
     def sent(self, size: int, *, urgent: bool) -> float:
-        """When the last of `size` bytes, sent now, is to leave. Urgent ones go past the queue."""
-        takes_s, through_s = self._up.occupy(size, follows=self._waited_up)
-        self._waited_up = False
+        """When the last of `size` bytes, sent now, is to leave."""
+        line = self._urgent_up if urgent else self._up
+        _, through_s = line.occupy(size, follows=self._waited[line])
+        self._waited[line] = False
+        if urgent:
+            self._up.occupy(size, follows=False)
         delay_s = self.bend.delay_s
         if self.bend.jitter_s:
             delay_s += self._rng.uniform(-self.bend.jitter_s, self.bend.jitter_s)
-        return (trio.current_time() + takes_s if urgent else through_s) + max(0.0, delay_s)
+        return through_s + max(0.0, delay_s)
 
     async def received(self, size: int, *, urgent: bool, waited: bool) -> None:
         """Until `size` bytes could have come at the link's rate. `waited`: they did, for us."""

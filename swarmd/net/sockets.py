@@ -72,7 +72,7 @@ class RawStream:
         Apart from `send_all`, so that the deadline of a frame does not run meanwhile.
         """
         if self._path is not None:
-            await self._path.wait_up()
+            await self._path.wait_up(urgent=not self._is_bulk)
         if self._caps.up is not None and (self._is_bulk if capped is None else capped):
             await self._caps.up.wait()
 

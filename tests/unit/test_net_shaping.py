@@ -67,6 +67,8 @@ async def test_a_path_has_one_rate_for_all_that_share_it(autojump_clock: object)
     assert path.sent(500, urgent=False) - trio.current_time() == pytest.approx(1.0)
     assert path.sent(100, urgent=True) - trio.current_time() == pytest.approx(0.1)
     begun_s = trio.current_time()
+    await path.wait_up(urgent=True)
+    assert trio.current_time() - begun_s == pytest.approx(0.1), "the bulk plane is not waited for"
     await path.wait_up()
     assert trio.current_time() - begun_s == pytest.approx(1.1)
 
