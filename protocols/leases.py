@@ -35,7 +35,7 @@ from swarmd.protocols.lease_limits import LeaseLimits
 from swarmd.protocols.lease_taker import LeaseTaker
 from swarmd.protocols.ledger import Ledger, Verify
 from swarmd.protocols.ledger_entries import Entry, Sign, sign_entry
-from swarmd.protocols.ledger_gossip import LedgerGossip
+from swarmd.protocols.ledger_gossip import LedgerGossip, choose_recipients
 from swarmd.protocols.messages.ledger import (
     LEASES_OPEN_MAX,
     HeldOutScore,
@@ -97,10 +97,10 @@ class LeaseBook:
         self._look(now_s)
 
     def set_recipients(self, peers: Iterable[PeerId], *, everybody: bool = False) -> None:
-        """The peers that we have a link to and tell things. `everybody`: they are the whole swarm,
-        so that nothing needs to be passed on."""
+        """The peers that we have a link to. `everybody`: they are the whole swarm."""
         others = [peer for peer in peers if peer != self.own]
-        self._effects += self._gossip.set_recipients(others, everybody)
+        told = choose_recipients(self.own, others)
+        self._effects += self._gossip.set_recipients(told, everybody and len(told) == len(others))
 
     def handle(self, event: Event, now_s: float) -> list[Effect]:
         """Raises RemoteProtocolError, with nothing changed, for a message that breaks the rules."""
@@ -222,9 +222,8 @@ class LeaseBook:
         note(micro_batch, peer, stage, role)
 
     def _tell_seen(self, rounds: Iterable[int], now_s: float) -> None:
-        for number in rounds:
-            if self._work.tell_seen(number):
-                self._changed(number, now_s)
+        for number in filter(self._work.tell_seen, rounds):
+            self._changed(number, now_s)
 
     # --------------------------------------------------------------------------------- held out
 

@@ -5,6 +5,7 @@ is an entry's key and not its text, so news that is overtaken is never sent. A r
 what it has just told us. What is lost on the way, or was said before a recipient came, is found by
 comparing: with each new recipient at once, with the others in turn.
 
+In a large swarm a peer tells a few of those it has links to (RECIPIENTS_MAX).
 Where everybody hears every writer directly nobody passes anything on; elsewhere entries are passed
 on by all who find them new, so they reach everybody in as many steps as the neighbours' graph has.
 
@@ -15,6 +16,7 @@ much; or when nothing has been heard of our own rounds for a while, since then n
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable, Iterator, Sequence
 
 from swarmd.protocols.effects import Effect, Priority, Send
@@ -35,6 +37,23 @@ EXCHANGE_BYTES_MAX = 512 * 1024
 """Of entries in answer to one digest; what is left comes with the next comparison."""
 ENTRY_OVERHEAD_BYTES = 128
 WITNESSES_MIN = 2
+RECIPIENTS_MAX = 16
+"""A peer of a large swarm has links to all replicas of two stages. To tell each of them everything
+would cost each of them everything, so many times; so few reach all the others in three steps."""
+
+
+def choose_recipients(own: PeerId, linked: Sequence[PeerId]) -> list[PeerId]:
+    """All, or of too many those that come first in an order that is random, fixed, and the same
+    seen from both ends: most choose each other, and no part of the swarm is chosen by nobody. Who
+    is, still hears all by comparing, which goes both ways."""
+    if len(linked) <= RECIPIENTS_MAX:
+        return list(linked)
+    return sorted(linked, key=lambda peer: (_distance(own, peer), peer))[:RECIPIENTS_MAX]
+
+
+def _distance(one: PeerId, other: PeerId) -> bytes:
+    pair = "/".join(sorted((one, other))).encode()
+    return hashlib.blake2b(pair, digest_size=8, person=b"swarmd.told").digest()
 
 
 class LedgerGossip:
@@ -49,6 +68,10 @@ class LedgerGossip:
         self._everybody = False
         self._last_compared: PeerId | None = None
         self._offers: dict[PeerId, LedgerTotals] = {}
+
+    @property
+    def recipients(self) -> list[PeerId]:
+        return sorted(self._owed)
 
     @property
     def is_in_debt(self) -> bool:

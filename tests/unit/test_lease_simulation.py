@@ -11,6 +11,7 @@ from lease_world import LeaseWorld, lease_shape, loss_of
 
 from swarmd.protocols.ids import MicroBatchId, PeerId
 from swarmd.protocols.lease_limits import wan
+from swarmd.protocols.ledger_gossip import RECIPIENTS_MAX
 
 SEEDS = int(os.environ.get("SWARMD_LEASE_SEEDS", "6"))
 """Of the test with ten kills; a thousand take half an hour."""
@@ -300,3 +301,17 @@ def test_with_many_heads_the_traffic_of_a_peer_stays_bounded():
     world.run_until_complete()
     check_counted(world)
     assert world.sent["bytes"] / len(world.hosts) / world.now_s < 20_000
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_in_a_swarm_of_forty_each_tells_a_few_and_all_prove_the_same(seed):
+    world = LeaseWorld(seed, heads=6, others=34, shape=lease_shape(inner_steps=10, total_steps=20))
+    world.run(1.0)
+    told = {peer: host.book._gossip.recipients for peer, host in world.hosts.items()}
+    assert {len(peers) for peers in told.values()} == {RECIPIENTS_MAX}
+    mutual = sum(peer in told[other] for peer, others in told.items() for other in others)
+    assert mutual > 0.6 * sum(map(len, told.values()))
+    world.run_until_complete()
+    check_counted(world)
+    (twice,) = twice_in_ledgers(world)
+    assert twice == twice_in_truth(world)
