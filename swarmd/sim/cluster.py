@@ -258,6 +258,11 @@ class Cluster:
         """The operator's word."""
         self._deliver(self.peers[number], fx.Command(name, args))
 
+    def tell(self, number: int, effects: list[fx.Effect]) -> None:
+        """Carry out what a call of the test's own wants done."""
+        for effect in effects:
+            self._carry_out(self.peers[number], effect)
+
     # ------------------------------------------------------------------------------------- lookups
 
     def number_of(self, peer: PeerId) -> int | None:

@@ -33,6 +33,8 @@ class SimOptions:
     """How many seeds `until_failure` tries."""
     exact: bool = False
     """Encode and decode every message."""
+    round_s: float = 10.0
+    """About what an outer round of whole peers takes; faults strike for so long a round."""
     coordinator_only: bool = False
     """Peers made of membership and placement, whose work is only pretended; else whole peers."""
 
@@ -50,6 +52,8 @@ class SimOptions:
             words.append(f"--kill {self.kill}")
         if self.scenario is not None:
             words.append(f"--scenario {self.scenario}")
+        if self.round_s != 10.0:
+            words.append(f"# rounds of {self.round_s:g} s")
         if self.coordinator_only:
             words.append("# coordinator only")
         return " ".join(words)

@@ -44,8 +44,6 @@ COORDINATOR_START_S = 6.0
 """The same, where no state has to be fetched and nothing trained."""
 COORDINATOR_ROUND_S = 1.0
 """Of pretended work: each round is told to all, so short ones make more gossip, not less."""
-ROUND_S = 10.0
-"""About what an outer round of whole peers takes; faults strike for so long a round asked for."""
 CALM_ROUNDS = 2
 """After the faults, so that the run is still on when they are over."""
 SETTLE_S_MAX = 90.0
@@ -94,7 +92,7 @@ class Simulation:
         self.checkers = Checkers(self.cluster, checkers)
         self.watch = None if options.coordinator_only else RunWatch(self.cluster)
         draw_clocks(self.cluster)
-        round_s = COORDINATOR_ROUND_S if options.coordinator_only else ROUND_S
+        round_s = COORDINATOR_ROUND_S if options.coordinator_only else options.round_s
         self._start_s = COORDINATOR_START_S if options.coordinator_only else START_S
         self._faults_end_s = self._start_s + round_s * options.rounds
         self.plan = FaultPlan(self.cluster, self.limits, self._faults(given))
@@ -196,10 +194,10 @@ class Simulation:
 
 
 def _shape(options: SimOptions) -> RunShape:
-    """A run whose rounds take about ROUND_S when nobody fails."""
+    """A run whose rounds take about `round_s` when nobody fails."""
     replicas = options.peers / options.stages
     steps = 5
-    per_step = round(ROUND_S * replicas * REPLICA_MICRO_BATCHES_PER_S / steps)
+    per_step = round(options.round_s * replicas * REPLICA_MICRO_BATCHES_PER_S / steps)
     return shape_of(
         options.stages,
         options.rounds + CALM_ROUNDS,

@@ -10,11 +10,14 @@ from sim_helpers import Swarm
 
 from swarmd.protocols import dissemination, judgement, probing, roster
 from swarmd.protocols.ids import PeerId
+from swarmd.protocols.leases import LeaseBook
 from swarmd.protocols.messages import gossip
 from swarmd.protocols.own_record import OwnRecord
 from swarmd.protocols.roster import Entry, Liveness, Roster
 from swarmd.sim.checkers import unsettled
 from swarmd.sim.liars import make_liar
+from swarmd.sim.run import OK, SimOptions, Simulation
+from swarmd.sim.whole_run import machine_of
 
 
 def rules(swarm: Swarm) -> set[str]:
@@ -126,6 +129,41 @@ def test_false_death_is_found(
     make_liar(swarm.cluster, 1, "accuse")
     swarm.run(30.0)
     assert "false_death" in rules(swarm)
+
+
+def whole_run() -> Simulation:
+    options = SimOptions(peers=3, stages=1, rounds=1, seed=3, scenario="calm")
+    return Simulation(options, lambda line: None)
+
+
+def test_round_that_falls_is_found() -> None:
+    simulation = whole_run()
+
+    cluster, peer = simulation.cluster, simulation.cluster.peers[1]
+
+    def fall_back() -> None:
+        if peer.is_running and machine_of(peer).membership.record.round > 0:
+            membership = machine_of(peer).membership
+            cluster.tell(1, membership.update_own(cluster.clock_of(peer), round=0))
+        else:
+            simulation.world.after(0.5, fall_back)
+
+    simulation.world.at(1.0, fall_back)
+    simulation.go()
+    assert "round_fell" in {violation.rule for violation in simulation.checkers.violations}
+
+
+def test_end_before_the_last_sample_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(LeaseBook, "is_complete", property(lambda book: book.ledger.settled >= 1))
+    simulation = whole_run()
+    simulation.go()
+    assert "unclean_end" in {violation.rule for violation in simulation.checkers.violations}
+
+
+def test_run_without_either_breaks_no_rule() -> None:
+    simulation = whole_run()
+    simulation.go()
+    assert simulation.result().exit_code == OK
 
 
 class TestUnsettled:

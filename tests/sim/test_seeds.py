@@ -80,6 +80,17 @@ def test_all_seeds_keep_the_rules_and_settle_and_every_kind_of_fault_is_among_th
     assert struck.keys() <= set(FAULTS), "a kind of fault that nobody counts"
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(FIRST_SEED, FIRST_SEED + WHOLE_SEEDS))
+def test_large_swarms_of_whole_peers_keep_the_rules_and_finish(seed: int) -> None:
+    """As above, with leases, pipelines and mixes: twenty real rounds of two seconds."""
+    options = SimOptions(peers=24, stages=4, rounds=20, seed=seed, round_s=2.0)
+    result = run(options)
+    print(result.command, result.events, "events", *result.faults_drawn, sep="\n  ")
+    assert result.exit_code == OK, result.violations
+    assert result.rounds >= 20
+
+
 @pytest.mark.parametrize("name", sorted(SCENARIOS))
 def test_scenario_keeps_the_rules_and_settles(name: str) -> None:
     options = SimOptions(peers=8, stages=2, rounds=4, seed=11, scenario=name, coordinator_only=True)

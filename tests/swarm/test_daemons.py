@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
+import psutil
 import pytest
 import trio
 from daemons import Daemons, daemons
@@ -150,6 +151,38 @@ def test_copied_key_is_refused_and_told_where_the_first_is(swarm: Daemons) -> No
     assert "Traceback" not in output
     assert swarm.peers["p1"].is_running
     swarm.wait("p1 is alive for all", lambda: all(seen(swarm, name) for name in NAMES))
+
+
+def test_halves_that_are_cut_apart_and_healed_are_one_swarm_again(swarm: Daemons) -> None:
+    """MEMB-02: each half holds the other for dead; once healed, one roster, and no new lives."""
+    halves = (["p0", "p1"], ["p2", "p3"])
+    lives = {name: swarm.entries("p0")[swarm.id(name)]["incarnation"] for name in NAMES}
+    for here, there in (halves, halves[::-1]):
+        spec = "cut=" + ",".join(swarm.id(name) for name in there)
+        for name in here:
+            assert swarm.peers[name].ask("inject", {"specs": [spec]}) is not None
+
+    def holds_for_dead(name: str, there: list[str]) -> bool:
+        return all(liveness(swarm, name, swarm.id(other)) == "dead" for other in there)
+
+    swarm.wait(
+        "the halves have lost each other",
+        lambda: all(
+            holds_for_dead(name, there) for here, there in (halves, halves[::-1]) for name in here
+        ),
+    )
+    assert all(seen(swarm, name, here) for here in halves for name in here)
+    for name in NAMES:
+        assert swarm.peers[name].ask("inject", {"clear": True}) is not None
+    swarm.wait("all four see all four", lambda: all(seen(swarm, name) for name in NAMES))
+    entries = swarm.entries("p3")
+    assert {name: entries[swarm.id(name)]["incarnation"] for name in NAMES} == lives
+
+
+def test_daemon_at_rest_takes_less_than_150_mb_without_its_worker(swarm: Daemons) -> None:
+    for name in NAMES:
+        daemon = psutil.Process(swarm.status(name)["peer"]["pid"])
+        assert daemon.memory_info().rss < 150e6
 
 
 # ----------------------------------------------------------------------------------------- lies
