@@ -26,6 +26,12 @@ class Coverage:
     """Present, and hold no stage."""
     furthest_step: int = 0
     """The last inner step that anybody present has taken; 0: nobody has trained yet."""
+    is_saved: bool = False
+    """Somebody present has state of this run on disk."""
+
+    @property
+    def stages(self) -> int:
+        return len(self.active)
 
     @property
     def missing(self) -> tuple[int, ...]:
@@ -64,4 +70,5 @@ def coverage_of(view: RosterView, stages: int) -> Coverage:
         active_count=sum(len(peers) for peers in active),
         observers=tuple(observers),
         furthest_step=max((peer.record.step for peer in view.present()), default=0),
+        is_saved=any(peer.record.saved_rounds for peer in view.present()),
     )

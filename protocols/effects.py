@@ -306,6 +306,19 @@ class HashFile:
 
 
 @dataclass(frozen=True, slots=True)
+class KeepCheckpoint:
+    """Make a checkpoint of the state file at `path`, which is gone afterwards. Ends as FileWritten,
+    once it will survive anything, or FileFailed. Its name is `name_of_saved(stage, round)`."""
+
+    token: int
+    path: str
+    stage: int
+    round: int
+    step: int
+    ledger: tuple[bytes, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Release:
     """This machine no longer needs the slot."""
 
@@ -335,6 +348,7 @@ Effect = (
     | ReadFile
     | WriteFile
     | HashFile
+    | KeepCheckpoint
     | Release
     | Emit
 )

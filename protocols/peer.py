@@ -281,13 +281,15 @@ class PeerMachine:
 
     @property
     def has_begun(self) -> bool:
-        """Whether anybody has trained: by the ledger, or by what peers say of themselves."""
+        """Whether anybody has trained: by the ledger, what peers say of themselves, or our disk."""
         entries = self.leases.ledger
         return (
             entries.settled > 0
             or entries.done(0) != EMPTY
             or self.coverage.furthest_step > 0
             or self.work.round > 0
+            or self.setup.has_history
+            or self.coverage.is_saved
         )
 
     # ------------------------------------------------------------------------------- the operator

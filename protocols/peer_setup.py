@@ -10,6 +10,7 @@ from swarmd.protocols.outer_rules import OuterRules
 from swarmd.protocols.pipeline_shape import PipelineLimits
 from swarmd.protocols.round_surroundings import RoundLimits
 from swarmd.protocols.run_shape import RunShape
+from swarmd.protocols.saved_states import SavedState
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,6 +29,10 @@ class PeerSetup:
     is_founder: bool = False
     """May decide alone, before anybody else is there."""
     is_observer: bool = False
+    saved: tuple[SavedState, ...] = ()
+    """Our own checkpoints of one stage of this run, found whole on disk."""
+    has_history: bool = False
+    """This home has taken part before, whether or not anything of it can be used."""
     stays: bool = False
     """Stay after the run's end, until told to go."""
     agent: str = ""

@@ -17,11 +17,13 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from swarmd.protocols import effects as fx
+from swarmd.protocols.checkpoint_keeper import Kept
 from swarmd.protocols.coverage import Coverage
 from swarmd.protocols.ids import PeerId
 from swarmd.protocols.placement import Placement
 from swarmd.protocols.reasons import Reason
 from swarmd.protocols.roster import RosterView
+from swarmd.protocols.saved_states import Resuming, SavedState
 from swarmd.protocols.state_fetch import StateFetch
 
 HAS_NO_DONOR_S = 3.0
@@ -40,12 +42,13 @@ class Seat:
         is_observer: bool,
         is_founder: bool,
         next_token: Callable[[], int],
+        saved: tuple[SavedState, ...] = (),
     ) -> None:
         self._own = own
         self.placement = placement
         self._wanted = wanted
         self._is_observer = is_observer
-        self._may_choose = is_founder
+        self._may_choose = is_founder or bool(saved)
         self._next_token = next_token
         self._fields: dict[str, object] = {}
         self._no_donor_since_s: float | None = None
@@ -54,8 +57,12 @@ class Seat:
         self.fetch: StateFetch | None = None
         self.round = 0
         """Of the state that was fetched."""
-        self.checkpoint: tuple[str, int] | None = None
-        """Our own last one: (file, round)."""
+        self.checkpoint: Kept | None = None
+        """Our own last one of this life."""
+        self.resuming = _resuming(saved, wanted)
+        """What former lives left on disk, until a state is held."""
+        self.is_from_disk = False
+        """The state held, or being loaded, is one of our own."""
         self._loading: str | None = None
         self.changes = 0
         self.why = ""
@@ -79,6 +86,10 @@ class Seat:
         self._may_choose = self._may_choose or len(view.present()) > 1
         if self._is_observer or not self._may_choose:
             return []
+        if self.resuming is not None:
+            effects = self._resume(view, coverage, now_s)
+            if self.resuming is not None or effects:
+                return effects
         if self._wanted is not None:
             return self._review_wanted(coverage, linked, has_begun, now_s)
         change = self.placement.review(view, now_s)
@@ -92,6 +103,28 @@ class Seat:
         if phase == "syncing" and isinstance(stage, int):
             return self._towards(stage, coverage, linked, has_begun, now_s)
         return []
+
+    def _resume(self, view: RosterView, coverage: Coverage, now_s: float) -> list[fx.Effect]:
+        """Go on with what is on disk, or find that it is of no use."""
+        resuming = self.resuming
+        assert resuming is not None
+        if self.phase == "none":
+            self.stage, self.phase = resuming.stage, "choosing"
+            self._fields |= {"stage": self.stage, "phase": "syncing"}
+            self._fields |= {"saved_rounds": resuming.rounds, "pinned": self._wanted is not None}
+            return []  # not before the others can know
+        if self.phase != "choosing":
+            return []
+        found = resuming.review(view, coverage, now_s)
+        self.why = found.why
+        if found.is_over:
+            self.resuming = None
+            self._fields["saved_rounds"] = ()
+        if found.load is None:
+            return []
+        self.round, self.is_from_disk = found.load.round, True
+        told = [fx.Emit("state/resumes", {"saved": found.load})] if found.is_alone else []
+        return [*told, *self._load(found.load.name)]
 
     def _review_wanted(
         self, coverage: Coverage, linked: frozenset[PeerId], has_begun: bool, now_s: float
@@ -131,8 +164,8 @@ class Seat:
     def _without_donors(self, now_s: float) -> list[fx.Effect]:
         """Nobody holds the stage: what we wrote down ourselves, or wait for somebody who does."""
         if self.checkpoint is not None:
-            path, self.round = self.checkpoint
-            return self._load(path)
+            self.round, self.is_from_disk = self.checkpoint.round, True
+            return self._load(self.checkpoint.name)
         if self._no_donor_since_s is None:
             self._no_donor_since_s = now_s
         return []
@@ -157,7 +190,7 @@ class Seat:
         effects: list[fx.Effect] = []
         for effect in self.fetch.handle(event, now_s):
             if isinstance(effect, fx.Emit) and effect.name == "state/fetched":
-                self.round = effect.fields["round"]
+                self.round, self.is_from_disk = effect.fields["round"], False
                 effects += self._load(effect.fields["path"])
             else:
                 effects.append(effect)
@@ -169,8 +202,8 @@ class Seat:
 
     def loaded(self) -> None:
         """The worker holds the stage."""
-        self.phase = "held"
-        self._fields["phase"] = "active"
+        self.phase, self.resuming = "held", None
+        self._fields |= {"phase": "active", "saved_rounds": ()}
 
     def lost(self) -> None:
         """The worker is gone, and with it what it had learned."""
@@ -185,8 +218,17 @@ class Seat:
         if self.phase == "loading":
             text = f"loading stage {self.stage}"
             return Reason(code="state_verifying", text=text, stage=self.stage)
+        if self.phase == "choosing" and self.resuming is not None:
+            return self.resuming.reason()
         if self.phase == "choosing" and self._no_donor_since_s is not None:
             if now_s - self._no_donor_since_s >= HAS_NO_DONOR_S:
                 text = f"nobody holds the state of stage {self.stage}"
                 return Reason(code="run_state_lost", text=text, stage=self.stage)
         return None
+
+
+def _resuming(saved: tuple[SavedState, ...], wanted: int | None) -> Resuming | None:
+    """None if there is nothing on disk, or only of a stage that was not asked for."""
+    stage = wanted if wanted is not None else saved[0].stage if saved else None
+    of_stage = [state for state in saved if state.stage == stage]
+    return Resuming(stage, of_stage) if stage is not None and of_stage else None

@@ -16,13 +16,13 @@ from collections.abc import Iterable
 from typing import Any
 
 from swarmd.protocols import effects as fx
+from swarmd.protocols.checkpoint_keeper import CheckpointKeeper
 from swarmd.protocols.coverage import Coverage
-from swarmd.protocols.errors import LocalProtocolError
+from swarmd.protocols.errors import LocalProtocolError, ProtocolError
 from swarmd.protocols.ids import MicroBatchId, PeerId
-from swarmd.protocols.jobs import StageCall
 from swarmd.protocols.leases import LeaseBook
 from swarmd.protocols.loss_book import LossBook
-from swarmd.protocols.messages import is_of, mixing, state
+from swarmd.protocols.messages import is_of, ledger, mixing, state
 from swarmd.protocols.messages import pipeline as pipeline_messages
 from swarmd.protocols.peer_setup import PeerSetup
 from swarmd.protocols.pipeline import Pipeline
@@ -32,6 +32,7 @@ from swarmd.protocols.reasons import Reason
 from swarmd.protocols.roster import RosterView
 from swarmd.protocols.round_work import RoundWork
 from swarmd.protocols.routing import Candidate, Router
+from swarmd.protocols.saved_states import SavedState
 from swarmd.protocols.seat import Seat
 from swarmd.protocols.state_donor import StateDonor
 
@@ -58,6 +59,7 @@ class StageWork:
             is_observer=setup.is_observer,
             is_founder=setup.is_founder,
             next_token=self._next_number,
+            saved=setup.saved,
         )
         self.donor = StateDonor(self._next_number, self._next_number)
         self.pipeline: Pipeline | None = None
@@ -75,8 +77,7 @@ class StageWork:
         self._number = 0
         self._is_draining = False
         self._fields: dict[str, Any] = {}
-        self._checkpoint_job: tuple[int, str, int] | None = None
-        """(job, file, round) of a checkpoint being written."""
+        self.checkpoints = CheckpointKeeper(leases, self._next_number)
 
     @property
     def stage(self) -> int | None:
@@ -101,11 +102,8 @@ class StageWork:
                 return self._worker_ready(event, info, now_s)
             case fx.ComputeLost(text, code):
                 return self._worker_lost(event, text, code, now_s)
-            case fx.ComputeDone(job_id, result) if self._is_checkpoint(job_id):
-                return self._checkpoint_written(result.data)
-            case fx.ComputeFailed(job_id, failure) if self._is_checkpoint(job_id):
-                self._checkpoint_job = None
-                return [fx.Emit("checkpoint_failed", {"code": failure.code})]
+        if self.checkpoints.owns(event):
+            return self._checkpoint_told(event)
         effects += self.donor.handle(event, now_s)
         effects += self.seat.handle(event, now_s)
         if self.rounds is not None:
@@ -150,7 +148,8 @@ class StageWork:
             round_number=min(self.round, self.shape.rounds - 1),
         )
         self.donor.stage, self.donor.round = self.stage, self.round
-        effects = self.pipeline.handle(event, now_s)
+        self._fields["round"] = self.round
+        effects = [*self._resumed(self.stage), *self.pipeline.handle(event, now_s)]
         return self._wire([*effects, *self._begin_rounds(self.stage, now_s)], now_s)
 
     def _begin_rounds(self, stage: int, now_s: float) -> list[fx.Effect]:
@@ -164,12 +163,21 @@ class StageWork:
         self._fields["mixes_from"] = self.round + 1 if joins else 0
         return self.rounds.begin(self.round, now_s, joins=joins)
 
+    def _resumed(self, stage: int) -> list[fx.Effect]:
+        """Tell with what a peer goes on that had state on disk."""
+        if not self.seat.is_from_disk:
+            return []
+        lost = self.round - self.seat.round
+        fields = {"stage": stage, "round": self.round, "saved_round": self.seat.round}
+        return [fx.Emit("state_restored", {**fields, "rounds_lost": lost})]
+
     def _worker_lost(self, event: fx.Event, text: str, code: str, now_s: float) -> list[fx.Effect]:
         effects = [] if self.pipeline is None else self.pipeline.handle(event, now_s)
         if self.rounds is not None:
             effects += self.rounds.handle(event, now_s)
         effects = self._wire(effects, now_s)  # what it held expires, and its leases go back
-        self.pipeline, self._checkpoint_job = None, None
+        self.pipeline = None
+        self.checkpoints.forget()
         self.donor.forget()
         self.seat.lost()
         self.worker_losses += 1
@@ -216,10 +224,26 @@ class StageWork:
                 self.leases.saw(**fields)
             case "rounds/ended":
                 return self._round_ended(fields["round"], now_s)
+            case "state/resumes":
+                return self._take_up_ledger(fields["saved"])
             case "pipeline/rejected" | "mixing/rejected":
                 self.rejected[fields["peer"], fields["code"]] += 1
                 plain = {"peer": fields["peer"], "code": fields["code"]}
                 return [fx.Emit("message_rejected", plain)]
+        return []
+
+    def _take_up_ledger(self, saved: SavedState) -> list[fx.Effect]:
+        """Nobody trains: what was done is what the disks say, up to the round that is taken up."""
+        messages = [
+            message
+            for message in saved.ledger
+            if isinstance(message, (ledger.LedgerTotals, ledger.LedgerUpdate))
+        ]
+        try:
+            self.leases.restore(messages, saved.round)
+        except ProtocolError as error:
+            fields = {"stage": saved.stage, "round": saved.round, "code": error.code}
+            return [fx.Emit("checkpoint_unusable", fields)]
         return []
 
     def _micro_batch_done(self, fields: dict[str, Any], now_s: float) -> list[fx.Effect]:
@@ -252,26 +276,15 @@ class StageWork:
         self.round = max(self.round, round_number + 1)
         self.donor.round = self.round
         self._fields["round"] = self.round
-        effects = self._checkpoint()
+        effects = self.checkpoints.begin(self.rounds.stage, self.round)
         return [*effects, *self.rounds.ended(round_number, self.pipeline, now_s)]
 
-    def _checkpoint(self) -> list[fx.Effect]:
-        """Have the worker write its state down, between two jobs."""
-        if self._checkpoint_job is not None:
-            return []
-        path = f"checkpoint-{self.round % 2}.safetensors"
-        self._checkpoint_job = (self._next_number(), path, self.round)
-        return [fx.Compute(self._checkpoint_job[0], StageCall("state", {"path": path}))]
-
-    def _is_checkpoint(self, job_id: int) -> bool:
-        return self._checkpoint_job is not None and self._checkpoint_job[0] == job_id
-
-    def _checkpoint_written(self, data: dict[str, Any]) -> list[fx.Effect]:
-        assert self._checkpoint_job is not None
-        _, path, round_number = self._checkpoint_job
-        self._checkpoint_job = None
-        self.seat.checkpoint = (path, round_number)
-        return [fx.Emit("checkpoint_written", {"round": round_number, "path": path})]
+    def _checkpoint_told(self, event: fx.Event) -> list[fx.Effect]:
+        effects = self.checkpoints.handle(event)
+        kept = self.checkpoints.kept
+        if kept is not None and kept.stage == self.stage:
+            self.seat.checkpoint = kept
+        return effects
 
     def open_rounds(self, now_s: float) -> list[fx.Effect]:
         """End the rounds that the ledger says have ended, and open those that may begin."""
@@ -361,7 +374,9 @@ class StageWork:
     @property
     def is_empty(self) -> bool:
         is_mixing = self.rounds is not None and self.rounds.ending is not None
-        return self.pipeline is None or (self.pipeline.is_empty and not is_mixing)
+        if self.checkpoints.is_writing or is_mixing:
+            return False
+        return self.pipeline is None or self.pipeline.is_empty
 
     # ------------------------------------------------------------------------------------- figures
 
@@ -380,7 +395,8 @@ class StageWork:
 
     def step_of(self, last_step: int | None) -> int:
         """Inner steps behind us. The last round of a run may be short."""
-        return 0 if last_step is None else min(last_step + 1, self.shape.total_steps)
+        steps = self.round * self.shape.inner_steps if last_step is None else last_step + 1
+        return min(steps, self.shape.total_steps)
 
     def tokens_per_s(self, now_s: float) -> float:
         """What the stage could do here if nothing held it up: tokens over computing seconds."""

@@ -7,6 +7,7 @@ fault that memory links know. Peers are trusted to sign nothing: `verify` says y
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass, field
@@ -16,12 +17,14 @@ from typing import Any
 import trio
 
 from swarmd.buffers import SlotPool
+from swarmd.checkpoints import CheckpointFolder
 from swarmd.compute.inline_backend import InlineBackend
 from swarmd.compute_api import WorkerConfig
 from swarmd.net.memory import MemoryNetwork
 from swarmd.node.driver import Driver
 from swarmd.node.files import FileLane
 from swarmd.node.lane import ComputeLane
+from swarmd.node.saved import states_in
 from swarmd.node.slot_plan import slot_classes
 from swarmd.protocols import assignment, lease_limits, membership_limits
 from swarmd.protocols import effects as fx
@@ -80,9 +83,12 @@ class InProcessSwarm:
         self._nursery = nursery
         self._limits = pipeline_limits or PipelineLimits()
         self._seed = seed
+        self._starts: Counter[str] = Counter()
 
     async def start(self, name: str, stage: int | None) -> InProcessPeer:
-        """A peer that asks for `stage`; None: as the swarm decides."""
+        """A peer that asks for `stage`; None: as the swarm decides. Once killed, it goes on with
+        its disk."""
+        self._starts[name] += 1
         slots = SlotPool(slot_classes(self.run, self._limits.in_flight_max), output_reserve=2)
         transport = self.network.transport(PeerId(name), slots)
         scope = trio.CancelScope()
@@ -106,7 +112,7 @@ class InProcessSwarm:
     def kill(self, name: str) -> None:
         """As SIGKILL: no goodbye."""
         self.network.stop(PeerId(name))
-        self.peers[name].scope.cancel()
+        self.peers.pop(name).scope.cancel()
 
     def _make(
         self,
@@ -151,13 +157,17 @@ class InProcessSwarm:
 
         peer.driver = Driver(machine, transport, slots, on_emit=on_emit, on_load=on_load)
         peer.driver.files = FileLane(self._folder / name, slots, nursery, peer.driver.put)
+        peer.driver.files.checkpoints = self.checkpoints_of(name)
         return peer
+
+    def checkpoints_of(self, name: str) -> CheckpointFolder:
+        return CheckpointFolder(self._folder / name / "checkpoints", self.run.run_id)
 
     def _machine(self, name: str, stage: int | None, transport: Any) -> PeerMachine:
         shape = self.run.shape
         record = PeerRecord(
             peer=name,
-            incarnation=1,
+            incarnation=self._starts[name],
             version=0,
             run_id=self.run.run_id,
             name=name,
@@ -172,12 +182,18 @@ class InProcessSwarm:
             random.Random(f"{self._seed}/{name}"),
         )
         leases = LeaseBook(
-            PeerId(name), 1, shape, lease_limits.local(), sign=no_signature, verify=any_signature
+            PeerId(name),
+            self._starts[name],
+            shape,
+            lease_limits.local(),
+            sign=no_signature,
+            verify=any_signature,
         )
         entries = {
             peer.machine.peer: tuple(peer.machine.membership.record.addresses)
             for peer in list(self.peers.values())[:1]
         }
+        found = states_in(self.checkpoints_of(name), stage)
         setup = PeerSetup(
             shape=shape,
             run_body=self.run.canonical(),
@@ -185,6 +201,8 @@ class InProcessSwarm:
             entries=entries,
             stage=stage,
             is_founder=not entries,
+            saved=found.saved,
+            has_history=found.has_history,
             pipeline_limits=self._limits,
             assignment_limits=assignment.local(),
             outer=OuterRules(**asdict(self.run.outer)),

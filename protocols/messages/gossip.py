@@ -39,6 +39,7 @@ SYNC_ENTRY_BYTES = 33
 """Key, incarnation, version, refutation (8 bytes each, big-endian), liveness (1)."""
 SYNC_WANTS_MAX = 512
 """Records asked for at once; what is left is asked for in the next exchange."""
+SAVED_ROUNDS_MAX = 8
 NEWS_RECORDS_MAX = 256
 NEWS_RUMOURS_MAX = 256
 NEWS_BYTES_MAX = 32 * limits.KIB
@@ -93,6 +94,8 @@ class PeerRecord(Message):
     that all count it in at the same one."""
     recent_starts: int = uint(1 << 16, default=0)
     """Starts within assignment.FLAP_WINDOW_S, this one included, as its own disk remembers."""
+    saved_rounds: tuple[int, ...] = sequence(uint(limits.ROUND_MAX), SAVED_ROUNDS_MAX)
+    """Of `stage`: the rounds that it could go on from by its own disk, until it holds a state."""
 
 
 @message(22)

@@ -155,6 +155,33 @@ class OuterState:
         self._stepped = 0
         return fresh
 
+    # ------------------------------------------------------------------------------------- on disk
+
+    def tensors(self, params: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """What goes on after a restart, between two rounds. x is what the weights are, unless those
+        are rounded."""
+        parts = {"outer/momentum": self.momentum, "outer/owed": self.owed}
+        if any(weight.dtype != torch.float32 for weight in params.values()):
+            parts["outer/start"] = self.start
+        return {name: value for name, value in parts.items() if value is not None}
+
+    @classmethod
+    def restored(
+        cls, layout: FlatLayout, params: Mapping[str, Tensor], parts: Mapping[str, Tensor]
+    ) -> OuterState:
+        """The inverse of `tensors`. Raises ValueError for what cannot be this stage's."""
+        for name, value in parts.items():
+            if value.shape != (layout.elements,) or value.dtype != torch.float32:
+                raise ValueError(f"{name}: another shape or type")
+            if not bool(torch.isfinite(value).all()):
+                raise ValueError(f"{name}: not finite")
+        state = cls(layout)
+        state.momentum, state.owed = parts.get("outer/momentum"), parts.get("outer/owed")
+        state.start = parts.get("outer/start")
+        if state.start is not None:
+            state._weights_of_start = weakref.ref(params[layout.places[0].name])
+        return state
+
     @property
     def bytes_held(self) -> int:
         held = (self.start, self.momentum, self.delta, self.owed)

@@ -2,15 +2,15 @@
 
     info        what the stage is and where it runs; data as documented at `info`
     digest      BLAKE2b-256 over the weights: equal bits, equal digest
-    state       weights and inner moments as safetensors, to a file or into the output slot
+    state       weights, moments and outer state as safetensors, to a file or into the output slot
     load_state  the inverse, from a file or an input slot
 
 A handler takes the worker, the call's args, the input views and the output view, and returns
 (data, bytes written to the output). Those of the outer round are in outer_calls.py.
 
 A state is one safetensors body: `param/<name>`, and with moments `first/<name>`, `second/<name>`,
-`updates`, `momentum_product`; metadata `format`, `run_id`, `stage`, `next_step`. T_fixed and U come
-from seeds and are never in it.
+`updates`, `momentum_product`; with the outer state `outer/<part>` (OuterState.tensors); metadata
+`format`, `run_id`, `stage`, `next_step`. T_fixed and U come from seeds and are never in it.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from safetensors.torch import load, save, save_file
 from torch import Tensor
 
 from swarmd.compute.outer_calls import OUTER_CALLS
+from swarmd.compute.outer_state import FlatLayout, OuterState
 from swarmd.compute.tensor_bytes import payload_bytes_max
 from swarmd.errors import JobFailed
 from swarmd.partition import flops_per_token
@@ -92,12 +93,15 @@ def state(
     inputs: Sequence[memoryview],
     output: memoryview | None,
 ) -> tuple[dict[str, Any], int]:
-    """args: path (else into the output slot), moments (default True). data: digest, next_step. The
-    file is written where asked; making that atomic is the asker's duty."""
+    """args: path (else into the output slot), moments (default True), outer (default False: it is
+    this replica's own). data: digest, next_step. The file is written where asked; making that
+    atomic is the asker's duty."""
     named, metadata = _named_state(worker, with_moments=args.get("moments", True))
+    if args.get("outer", False) and worker.outer is not None:
+        named.update(worker.outer.tensors(worker.params))
     data = {"digest": digest_of(worker.params), "next_step": worker.next_step}
     if "path" in args:
-        save_file(named, args["path"], metadata)
+        _save(named, Path(args["path"]), metadata)
         return data, 0
     body = save(named, metadata)
     if output is None or len(output) < len(body):
@@ -171,7 +175,7 @@ def load_checkpoint(worker: StageWorker, path: Path) -> None:
 
 
 def restore(worker: StageWorker, body: bytes) -> None:
-    """Take over a state. Without moments in it they start at zero.
+    """Take over a state. Without moments in it they start at zero, as does the outer momentum.
 
     Raises JobFailed, with the worker as it was: malformed, wrong_run, wrong_stage, wrong_shape,
     not_finite.
@@ -203,11 +207,36 @@ def restore(worker: StageWorker, body: bytes) -> None:
             inner_state = worker.optimiser.restore(params, named)
         except ValueError as error:
             raise JobFailed("malformed", str(error)) from None
+    try:
+        outer = _outer_state(worker, params, named)
+    except ValueError as error:
+        raise JobFailed("malformed", str(error)) from None
     worker.params, worker.inner_state = params, inner_state
     worker.next_step = int(metadata["next_step"])
-    worker.outer = None
+    worker.outer = outer
     worker.graphs.clear()
     worker.sums.take()
+
+
+def _outer_state(
+    worker: StageWorker, params: dict[str, Tensor], named: Mapping[str, Tensor]
+) -> OuterState | None:
+    """Raises ValueError."""
+    parts = {name: value for name, value in named.items() if name.startswith("outer/")}
+    if not parts:
+        return None
+    layout = FlatLayout(worker.stage.shapes, worker.run_config.outer.mix2_cover)
+    return OuterState.restored(layout, params, parts)
+
+
+def _save(named: dict[str, Tensor], path: Path, metadata: dict[str, str]) -> None:
+    """Raises JobFailed: disk_full, disk_error; then there is no file."""
+    try:
+        save_file(named, path, metadata)
+    except (OSError, SafetensorError) as error:
+        path.unlink(missing_ok=True)
+        is_full = "No space left" in str(error) or "os error 28" in str(error)
+        raise JobFailed("disk_full" if is_full else "disk_error", str(error)) from None
 
 
 def _metadata(body: bytes) -> dict[str, str]:

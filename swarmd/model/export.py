@@ -11,6 +11,8 @@ given, as `swarmd.anchor.N.weight` (V, d), N the stage's first layer, for a mode
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 from torch import Tensor
 
@@ -27,6 +29,11 @@ _LAYER_NAMES = {
     "mlp.gate": "mlp.gate_proj",
     "mlp.up": "mlp.up_proj",
     "mlp.down": "mlp.down_proj",
+}
+_OUTER_NAMES = {
+    "embedding.weight": "model.embed_tokens.weight",
+    "norm.final": "model.norm.weight",
+    "head.weight": "lm_head.weight",
 }
 
 
@@ -49,6 +56,31 @@ def dense_state(stage: Stage, params: Parameters) -> dict[str, Tensor]:
     return {
         name: value.detach().cpu().to(stage.dtype).contiguous() for name, value in state.items()
     }
+
+
+def dense_parameters(stage: Stage, tensors: Mapping[str, Tensor]) -> Parameters:
+    """The inverse, for a stage of a dense run: what it needs of a whole Llama.
+
+    Raises KeyError for a weight that is missing, or has another shape.
+    """
+    assert stage.boundary.ut_KD is None, "a dense stage"
+    params: Parameters = {}
+    for name, shape in stage.shapes.items():
+        value = tensors[_dense_name(name)].to(stage.device, stage.dtype)
+        if name.startswith("layers.") and value.dim() == 2:
+            value = value.T
+        if tuple(value.shape) != shape:
+            raise KeyError(f"{_dense_name(name)} of shape {shape}")
+        params[name] = value.contiguous()
+    return params
+
+
+def _dense_name(name: str) -> str:
+    """Of a dense stage's parameter."""
+    if name.startswith("layers."):
+        _, layer, kind = name.split(".", 2)
+        return f"model.layers.{layer}.{_LAYER_NAMES[kind]}.weight"
+    return _OUTER_NAMES[name]
 
 
 def _as_linear(stage: Stage, kind: str, value: Tensor) -> Tensor:

@@ -170,7 +170,7 @@ class Driver:
             case fx.Compute(job_id, job):
                 assert self.lane is not None, "a job before a stage was loaded"
                 self.lane.submit_nowait(job_id, self._located(job))
-            case fx.ReadFile() | fx.WriteFile() | fx.HashFile():
+            case fx.ReadFile() | fx.WriteFile() | fx.HashFile() | fx.KeepCheckpoint():
                 assert self.files is not None, "a file effect without files"
                 self.files.run_nowait(effect)
             case fx.Release(buffer):

@@ -1,8 +1,9 @@
 """The file effects of a machine, carried out in threads: pieces of state read, checked, written.
 
-Paths in effects are plain names; they lie below one directory and can point nowhere else. Bytes go
-between a slot of shared memory and the file; hashing happens in the same thread, which gives up the
-GIL for it. Every effect ends as one event.
+Paths in effects are plain names; they lie below one directory and can point nowhere else. Only the
+names of checkpoints are looked for where swarmd/checkpoints.py puts those. Bytes go between a slot
+of shared memory and the file; hashing happens in the same thread, which gives up the GIL for it.
+Every effect ends as one event.
 """
 
 from __future__ import annotations
@@ -15,13 +16,16 @@ from pathlib import Path
 
 import trio
 
+from swarmd.checkpoints import CheckpointFolder
+from swarmd.errors import DiskFull, StoreError
 from swarmd.net.transport import PayloadStore
 from swarmd.protocols import effects as fx
+from swarmd.protocols.saved_states import is_name_of_saved
 
 THREADS_MAX = 2
 """Reads and writes of a donor must not take the cores from its worker."""
 
-FileEffect = fx.ReadFile | fx.WriteFile | fx.HashFile
+FileEffect = fx.ReadFile | fx.WriteFile | fx.HashFile | fx.KeepCheckpoint
 
 
 class FileLane:
@@ -38,6 +42,8 @@ class FileLane:
         on_event: Callable[[fx.Event], None],
     ) -> None:
         self._folder = folder
+        self.checkpoints: CheckpointFolder | None = None
+        """Of the run, once that is known."""
         self._slots = slots
         self._nursery = nursery
         self._on_event = on_event
@@ -58,6 +64,11 @@ class FileLane:
                     event = await self._write(effect)
                 case fx.HashFile():
                     event = await self._hash(effect)
+                case fx.KeepCheckpoint():
+                    event = await self._keep(effect)
+        except StoreError as error:
+            code = "disk_full" if isinstance(error, DiskFull) else "disk_error"
+            event = fx.FileFailed(effect.token, code, str(error))
         except OSError as error:
             event = fx.FileFailed(effect.token, _code_of(error), str(error))
         finally:
@@ -94,11 +105,29 @@ class FileLane:
         size, hashes = await self._in_thread(_hashes_of, path, effect.piece_bytes)
         return fx.FileHashed(effect.token, size, hashes)
 
+    async def _keep(self, effect: fx.KeepCheckpoint) -> fx.Event:
+        assert self.checkpoints is not None, "a checkpoint before the run is known"
+
+        def keep(checkpoints: CheckpointFolder, state: Path) -> None:
+            checkpoints.keep(
+                state,
+                stage=effect.stage,
+                round_number=effect.round,
+                step=effect.step,
+                ledger=effect.ledger,
+            )
+
+        await self._in_thread(keep, self.checkpoints, self._path(effect.path))
+        return fx.FileWritten(effect.token)
+
     async def _in_thread(self, call: Callable[..., object], *arguments: object) -> object:
         return await trio.to_thread.run_sync(call, *arguments, limiter=self._limiter)
 
     def path_of(self, name: str) -> Path:
         """Where a machine's file lies."""
+        if is_name_of_saved(name):
+            assert self.checkpoints is not None, "a checkpoint before the run is known"
+            return self.checkpoints.state_file(name)
         return self._path(name)
 
     def _path(self, name: str) -> Path:

@@ -42,6 +42,7 @@ from swarmd.node.open_transport import open_lan_discovery, open_transport
 from swarmd.node.peer_memory import PeerMemory
 from swarmd.node.process_backend import ProcessBackend
 from swarmd.node.report import Reporter
+from swarmd.node.saved import FoundStates, saved_of
 from swarmd.node.slot_plan import OUTPUT_RESERVE, slot_classes
 from swarmd.partition import flops_per_token, stage_parameters
 from swarmd.peer_config import PeerConfig
@@ -215,7 +216,11 @@ class PeerNode:
             slot_classes(run, bounds.in_flight_max), output_reserve=OUTPUT_RESERVE
         )
         self._store.fill(self.slots)
-        self.machine = machine = self._make_machine(run, by_peer(entries), bounds)
+        found = await trio.to_thread.run_sync(saved_of, self.home, run, self.config)
+        for passed_over in found.unusable:
+            log.warning("checkpoint_unusable path=%s why=%s", passed_over.path, passed_over.why)
+            self.feed.publish("checkpoint_unusable", level="warn", data=passed_over.told())
+        self.machine = machine = self._make_machine(run, by_peer(entries), bounds, found)
         self._memory = PeerMemory(
             self.home,
             run.run_id,
@@ -224,6 +229,7 @@ class PeerNode:
             self.reporter.now_utc,
         )
         self._drive(self.machine)
+        self._files().checkpoints = found.folder
         self._nursery.start_soon(self._memory.keep)
         await self._ended.wait()
         return self._outcome
@@ -266,7 +272,11 @@ class PeerNode:
     # ------------------------------------------------------------------------------------ the parts
 
     def _make_machine(
-        self, run: RunConfig, entries: Mapping[PeerId, tuple[str, ...]], bounds: PipelineLimits
+        self,
+        run: RunConfig,
+        entries: Mapping[PeerId, tuple[str, ...]],
+        bounds: PipelineLimits,
+        found: FoundStates,
     ) -> PeerMachine:
         assert self.transport is not None
         is_local = run.time_scale == "local"
@@ -307,6 +317,8 @@ class PeerNode:
             entries={p: a for p, a in entries.items() if p != peer},
             stage=stage,
             is_observer=self.config.observe,
+            saved=found.saved,
+            has_history=found.has_history,
             stays=self.stays,
             agent=f"swarmd/{__version__}",
             stall_after_s=self.limits.stall_after_s_min,

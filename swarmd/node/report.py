@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import trio
 
-from swarmd.health import HealthBook
+from swarmd.health import BAD, HealthBook
 from swarmd.json_record import utc
 from swarmd.net.transport import LinkStatistics
 from swarmd.node.resources import ResourceMeter
@@ -245,8 +245,6 @@ class Reporter:
         )
 
     def _health(self, reason: Reason) -> Any:
-        from swarmd.health import BAD
-
         for code in BAD:
             if code != reason.code:
                 self.health.clear(code)
@@ -261,7 +259,16 @@ class Reporter:
             )
         else:
             self.health.clear("unreachable_from_outside")
+        self._hold_disk()
         return self.health.health()
+
+    def _hold_disk(self) -> None:
+        machine = self._node.machine
+        code = "" if machine is None else machine.work.checkpoints.failed_code
+        if code and code in BAD:
+            text = f"the last checkpoint could not be written below {self._node.home.checkpoints}"
+            impact = "training goes on; after a crash more of it would be done again"
+            self.health.hold(code, text, impact=impact, fix="make room, or move the data directory")
 
     def _stage_part(self, machine: PeerMachine) -> StagePart | None:
         run = self._node.run

@@ -28,7 +28,7 @@ from swarmd.protocols.messages import Message
 from swarmd.protocols.run_shape import RunShape
 from swarmd.sim.clock import World
 from swarmd.sim.fake_compute import CostModel, FakeCompute
-from swarmd.sim.files import READ_S, SimFiles
+from swarmd.sim.files import FILE_EFFECTS, READ_S, SimFiles
 from swarmd.sim.message_size import size_of_message
 from swarmd.sim.network import Network, NetworkProfile
 from swarmd.sim.slots import SimSlots
@@ -374,7 +374,7 @@ class Cluster:
             peer.timers.pop(effect.name, None)
         elif isinstance(effect, fx.Release):
             peer.slots.release(effect.buffer)
-        elif isinstance(effect, (fx.ReadFile, fx.WriteFile, fx.HashFile)):
+        elif isinstance(effect, FILE_EFFECTS):
             answer = SimFiles(peer.disk, peer.slots).answer(effect, CHUNK_BYTES)
             self.world.after(READ_S, self._deliver_to, peer, peer.epoch, answer)
         elif peer.compute is not None:

@@ -10,9 +10,15 @@ import hashlib
 from typing import Any
 
 from swarmd.protocols import effects as fx
+from swarmd.protocols.saved_states import SavedState, name_of_saved
+from swarmd.protocols.wire import decode
 from swarmd.sim.slots import SimSlots
 
 PIECES = 3
+KEPT = 3
+"""Checkpoints, as on a real disk."""
+FileEffect = fx.ReadFile | fx.WriteFile | fx.HashFile | fx.KeepCheckpoint
+FILE_EFFECTS = (fx.ReadFile, fx.WriteFile, fx.HashFile, fx.KeepCheckpoint)
 READ_S = 0.01
 """What any file effect takes."""
 
@@ -21,6 +27,7 @@ class SimFiles:
     """Answers file effects at once; whoever asks delays the answer by READ_S."""
 
     def __init__(self, disk: dict[str, Any], slots: SimSlots) -> None:
+        self._disk = disk
         self._files: dict[str, dict[int, str]] = disk.setdefault("files", {})
         self._slots = slots
 
@@ -35,7 +42,7 @@ class SimFiles:
         is_whole = all(pieces.get(index) == f"{whole}#{index}" for index in range(PIECES))
         return whole if is_whole else None
 
-    def answer(self, effect: fx.ReadFile | fx.WriteFile | fx.HashFile, piece: int) -> fx.Event:
+    def answer(self, effect: FileEffect, piece: int) -> fx.Event:
         """`piece`: the size of a piece in bytes, to tell offsets apart."""
         match effect:
             case fx.HashFile(token, path):
@@ -58,6 +65,23 @@ class SimFiles:
                     return fx.FileFailed(token, "hash_mismatch", path)
                 self._files.setdefault(path, {})[offset // piece] = content
                 return fx.FileWritten(token)
+            case fx.KeepCheckpoint(token, path, stage, round_number, step, ledger):
+                name = name_of_saved(stage, round_number)
+                self._files[name] = self._files.pop(path)
+                saved = self._disk.setdefault("saved", {})
+                saved[name] = (stage, round_number, step, ledger)
+                for oldest in sorted(saved)[:-KEPT]:
+                    del saved[oldest], self._files[oldest]
+                return fx.FileWritten(token)
+
+
+def saved_on(disk: dict[str, Any]) -> tuple[SavedState, ...]:
+    """The checkpoints of a peer's disk, newest first."""
+    found = [
+        SavedState(stage, number, step, tuple(decode(body) for body in ledger))
+        for stage, number, step, ledger in disk.get("saved", {}).values()
+    ]
+    return tuple(sorted(found, key=lambda saved: saved.round, reverse=True))
 
 
 def hash_of(content: str) -> bytes:

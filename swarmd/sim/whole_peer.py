@@ -14,6 +14,7 @@ from swarmd.protocols.peer import PeerMachine
 from swarmd.protocols.peer_setup import PeerSetup
 from swarmd.protocols.pipeline_shape import PipelineLimits
 from swarmd.sim.cluster import Factory, PeerSpec
+from swarmd.sim.files import saved_on
 
 StageOf = Callable[[PeerSpec], int | None]
 
@@ -46,12 +47,15 @@ def whole_factory(
             sign=spec.sign,
             verify=spec.verify,
         )
+        saved = saved_on(spec.disk)
         setup = PeerSetup(
             shape=spec.shape,
             run_body=b"simulated",
             needs=equal_needs(spec.shape.stages),
             entries=dict(spec.entries),
             stage=stage_of(spec),
+            saved=saved,
+            has_history=bool(saved),
             is_founder=not spec.entries,
             assignment_limits=placing or AssignmentLimits(),
             pipeline_limits=pipeline_limits or PipelineLimits(),

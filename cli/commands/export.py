@@ -1,0 +1,63 @@
+"""`swarmd export`: the whole model, in the format that everybody uses."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from swarmd.cli.framework import Parsed, Session, command, option
+from swarmd.units import parse_size
+
+FORMATS = ("hf-safetensors",)
+
+
+@command(section="Runs and results")
+@option(
+    "--to",
+    "target",
+    nargs=2,
+    required=True,
+    metavar="FORMAT DIR",
+    help="hf-safetensors, and the folder to make.",
+)
+@option("--from", "where", metavar="RUN|DIR", help="A run, a home, or a folder of homes.")
+@option(
+    "--shard",
+    type=Parsed("SIZE", parse_size),
+    default="5GB",
+    show_default=True,
+    help="Weights above that size go into several files.",
+)
+def export(session: Session, target: tuple[str, str], where: str | None, shard: int) -> int:
+    """Write a run's whole model as a folder that transformers and llama.cpp's tools read.
+
+    From the newest round of which this home, or the homes below --from, have every stage. Training
+    may go on meanwhile. The folder appears complete or not at all, and nothing is overwritten.
+    """
+    from swarmd.cli import format as f
+    from swarmd.cli.model_process import look
+    from swarmd.json_record import render
+    from swarmd.result_records import Export, ExportedFile
+    from swarmd.saved_models import find_model
+
+    kind, folder = target[0], Path(target[1]).absolute()
+    if kind not in FORMATS:
+        raise click.BadParameter(f"{kind!r} is no format; there is {FORMATS[0]}")
+    model = find_model(where, session.home)
+    if model.export is not None:
+        raise click.BadParameter(f"{where} is an export already; copy it")
+    for note in model.notes:
+        session.printer.warn(note)
+    made = look("export", model, {"to": str(folder), "shard_bytes": shard})
+    files = [ExportedFile(**file) for file in made["files"]]
+    if session.is_json:
+        told = Export(dir=str(folder), round=model.round, files=files, complete=True)
+        session.printer.object(render(told))
+        return 0
+    for file in files:
+        session.printer.line(f"{f.size(file.bytes):>9}  {file.hash[:16]}  {file.name}")
+    session.printer.line(f"{folder}: {model.run.name}, round {model.round}")
+    if model.run.boundary.kind == "anchored":
+        session.printer.say("its stages have tables of their own: load it with trust_remote_code")
+    return 0

@@ -1,0 +1,273 @@
+"""Checkpoints on disk: what one peer held of one stage when a round began, whole or not there.
+
+    data/checkpoints/RUN/stage-00-round-000012/
+        state.safetensors    weights, both optimisers' state (compute/stage_calls.py)
+        ledger.msgpack       what the swarm had done by then, in messages of the wire
+        manifest.json        format, run, stage, round, step, size and BLAKE2b-256 of both files
+
+RUN is the first 16 digits of the run's id. A checkpoint is put together in a folder aside, synced,
+and renamed: at any instant it is there with its manifest, or it is not there. The newest KEPT of a
+stage stay. What cannot be used (cut short, altered, another run's, a newer format's) is never
+deleted and never loaded: the one before is taken, and why is told.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+import re
+import shutil
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import msgpack
+
+from swarmd.errors import Corrupt, StoreError
+from swarmd.protocols.saved_states import name_of_saved
+from swarmd.store import read_bytes, read_json, store_error, sync_directory, write_json
+
+FORMAT = 1
+KEPT = 3
+"""Peers of a swarm are up to one round apart when all are killed; one more for a spoilt one."""
+STATE, LEDGER, MANIFEST = "state.safetensors", "ledger.msgpack", "manifest.json"
+_NAME = re.compile(r"stage-(\d+)-round-(\d+)")
+_PIECE_BYTES = 4 << 20
+_LEDGER_BYTES_MAX = 64 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class StoredFile:
+    name: str
+    bytes: int
+    hash: str
+    """BLAKE2b-256, hexadecimal."""
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """One that has a sound manifest. `check` says whether its files are what it says."""
+
+    folder: Path
+    run_id: str
+    stage: int
+    round: int
+    """The round that begins with this state."""
+    step: int
+    """Inner steps behind it."""
+    files: tuple[StoredFile, ...]
+
+    @property
+    def name(self) -> str:
+        return self.folder.name
+
+    @property
+    def state_file(self) -> Path:
+        return self.folder / STATE
+
+    def check(self) -> None:
+        """Read everything. Raises Corrupt or StoreError, naming the file."""
+        for file in self.files:
+            path = self.folder / file.name
+            size, digest = size_and_hash(path)
+            if size != file.bytes:
+                raise Corrupt(path, f"is {size} bytes long, not {file.bytes}")
+            if digest != file.hash:
+                raise Corrupt(path, "is not what was written: its hash differs")
+
+    def ledger(self) -> tuple[bytes, ...]:
+        """Encoded messages. Raises Corrupt or StoreError."""
+        path = self.folder / LEDGER
+        try:
+            bodies = msgpack.unpackb(read_bytes(path, bytes_max=_LEDGER_BYTES_MAX) or b"")
+        except ValueError as error:
+            raise Corrupt(path, f"is no msgpack: {error}") from None
+        if not isinstance(bodies, list) or not all(isinstance(body, bytes) for body in bodies):
+            raise Corrupt(path, "holds no messages")
+        return tuple(bodies)
+
+
+@dataclass(frozen=True, slots=True)
+class Unusable:
+    """A checkpoint that was passed over, and why."""
+
+    path: Path
+    why: str
+
+    def told(self) -> dict[str, str]:
+        return {"path": str(self.path), "why": self.why}
+
+
+class CheckpointFolder:
+    """Those of one run in one home. Blocking; one thread at a time writes."""
+
+    def __init__(self, checkpoints: Path, run_id: str) -> None:
+        self.run_id = run_id
+        self.path = checkpoints / run_id[:16]
+        self._unusable: set[str] = set()
+
+    def state_file(self, name: str) -> Path:
+        return self.path / name / STATE
+
+    # ------------------------------------------------------------------------------------ writing
+
+    def keep(
+        self, state: Path, *, stage: int, round_number: int, step: int, ledger: Sequence[bytes]
+    ) -> Path:
+        """Make a checkpoint of the state file that the worker wrote; the file is gone afterwards.
+
+        Raises StoreError (DiskFull ...) with the checkpoints before untouched.
+        """
+        target = self.path / name_of_saved(stage, round_number)
+        aside = self.path / f".{target.name}.part"
+        try:
+            self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._clear_parts()
+            aside.mkdir(mode=0o700)
+            _move(state, aside / STATE)
+            (aside / LEDGER).write_bytes(msgpack.packb(list(ledger)))
+            files = [_stored(aside / name) for name in (STATE, LEDGER)]
+            about = {"format": FORMAT, "run_id": self.run_id, "stage": stage}
+            about |= {"round": round_number, "step": step}
+            write_json(aside / MANIFEST, {**about, "files": [asdict(file) for file in files]})
+            if target.exists():
+                # Of a life that ended before this round was begun anew; older ones still stand.
+                self._remove(target.name)
+            aside.rename(target)
+            sync_directory(self.path)
+        except OSError as error:
+            raise store_error(aside, error) from error
+        finally:
+            state.unlink(missing_ok=True)
+            shutil.rmtree(aside, ignore_errors=True)
+        self._unusable.discard(target.name)
+        self._rotate(stage)
+        return target
+
+    def _rotate(self, stage: int) -> None:
+        """The oldest of the stage go, so that KEPT usable ones stay."""
+        names = [name for name in self._names(stage) if name not in self._unusable]
+        for name in names[:-KEPT]:
+            self._remove(name)
+
+    def _remove(self, name: str) -> None:
+        """Half a checkpoint never goes by a checkpoint's name."""
+        aside = self.path / f".{name}.old.part"
+        (self.path / name).rename(aside)
+        shutil.rmtree(aside, ignore_errors=True)
+
+    def _clear_parts(self) -> None:
+        """What a life that was killed left half written."""
+        for path in self.path.glob(".*.part"):
+            shutil.rmtree(path, ignore_errors=True)
+
+    # ------------------------------------------------------------------------------------ reading
+
+    def find(self, stage: int | None = None) -> tuple[list[Checkpoint], list[Unusable]]:
+        """Sound ones, newest first, every byte read; of one stage, or of the stage written last.
+
+        Raises StoreError if the folder itself cannot be read.
+        """
+        sound: list[Checkpoint] = []
+        unusable: list[Unusable] = []
+        for name in reversed(self._names(stage)):
+            path = self.path / name
+            if stage is None and sound and sound[0].stage != _stage_of(name):
+                continue
+            try:
+                checkpoint = read_checkpoint(path)
+                if checkpoint.run_id != self.run_id:
+                    raise Corrupt(path, f"is a checkpoint of run {checkpoint.run_id[:16]}")
+                checkpoint.check()
+            except StoreError as error:
+                self._unusable.add(name)
+                unusable.append(Unusable(path, str(error)))
+                continue
+            sound.append(checkpoint)
+        return sound, unusable
+
+    def _names(self, stage: int | None) -> list[str]:
+        """Oldest first. Of all stages: in the order in which they were written."""
+        try:
+            names = sorted(path.name for path in self.path.iterdir())
+            found = [name for name in names if _NAME.fullmatch(name)]
+            if stage is not None:
+                return sorted((n for n in found if _stage_of(n) == stage), key=_round_of)
+            return sorted(found, key=lambda n: ((self.path / n).stat().st_mtime_ns, _round_of(n)))
+        except FileNotFoundError:
+            return []
+        except OSError as error:
+            raise store_error(self.path, error) from error
+
+
+def read_checkpoint(folder: Path) -> Checkpoint:
+    """Its manifest. Raises Corrupt or StoreError."""
+    path = folder / MANIFEST
+    try:
+        found = read_json(path)
+    except RecursionError:
+        raise Corrupt(path, "is no manifest") from None
+    if found is None:
+        raise Corrupt(path, "is missing")
+    try:
+        if found["format"] != FORMAT:
+            text = f"has format {found['format']}; this version reads format {FORMAT}"
+            raise Corrupt(path, text)
+        files = tuple(
+            StoredFile(str(item["name"]), int(item["bytes"]), str(item["hash"]))
+            for item in found["files"]
+        )
+        numbers = (int(found[key]) for key in ("stage", "round", "step"))
+        checkpoint = Checkpoint(folder, str(found["run_id"]), *numbers, files)
+    except (KeyError, TypeError, ValueError):
+        raise Corrupt(path, "is no manifest of a checkpoint") from None
+    if {file.name for file in files} != {STATE, LEDGER}:
+        raise Corrupt(path, "lists other files than a checkpoint has")
+    return checkpoint
+
+
+def size_and_hash(path: Path) -> tuple[int, str]:
+    """Raises StoreError."""
+    hasher, size = hashlib.blake2b(digest_size=32), 0
+    try:
+        with path.open("rb") as file:
+            while piece := file.read(_PIECE_BYTES):
+                size += len(piece)
+                hasher.update(piece)
+    except OSError as error:
+        raise store_error(path, error) from error
+    return size, hasher.hexdigest()
+
+
+def _stored(path: Path) -> StoredFile:
+    """Synced, then described."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+    size, digest = size_and_hash(path)
+    return StoredFile(path.name, size, digest)
+
+
+def _move(source: Path, target: Path) -> None:
+    """Cache and data may lie on different file systems."""
+    try:
+        source.rename(target)
+    except OSError as error:
+        if error.errno != errno.EXDEV:
+            raise
+        shutil.copyfile(source, target)
+
+
+def _stage_of(name: str) -> int:
+    found = _NAME.fullmatch(name)
+    assert found is not None
+    return int(found[1])
+
+
+def _round_of(name: str) -> int:
+    found = _NAME.fullmatch(name)
+    assert found is not None
+    return int(found[2])

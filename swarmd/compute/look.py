@@ -1,0 +1,146 @@
+"""The program behind `swarmd export`, `generate` and `eval`: it loads a model, and torch with it.
+
+    python -m swarmd.compute.look export|generate|eval < one JSON object
+
+Answers with a JSON object a line: {"text": ..} as it comes, {"result": ..} at the end, or {"error":
+{code, exit_code, text, hint}}.
+"""
+
+from __future__ import annotations
+
+import codecs
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from swarmd.compute.hf_folder import SHARD_BYTES, write_folder
+from swarmd.compute.whole_model import WholeModel
+from swarmd.data.corpus import open_corpus
+from swarmd.data.packing import aside, put_in_place, reporting_store_errors
+from swarmd.data.tokeniser import JsonTokeniser, Tokeniser, tokeniser_named
+from swarmd.errors import SwarmdError, UserError
+from swarmd.protocols.ids import MicroBatchId
+from swarmd.run_config import RunConfig, run_from_canonical
+
+Asked = dict[str, Any]
+
+
+def export(asked: Asked) -> dict[str, Any]:
+    """to, shard_bytes, and what `_model` takes of checkpoints."""
+    run, target = _run(asked), Path(asked["to"])
+    states = {int(stage): Path(path) for stage, path in asked["states"].items()}
+    rounds = {int(stage): number for stage, number in asked["rounds"].items()}
+    tokeniser = _tokeniser(run, asked)
+    if target.exists() and any(target.iterdir()):
+        raise UserError(f"{target} is there already", code="usage", exit_code=2)
+    with reporting_store_errors(target):
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with aside(target.parent) as made:
+            shard_bytes = asked.get("shard_bytes") or SHARD_BYTES
+            files = write_folder(run, states, rounds, tokeniser, made, shard_bytes=shard_bytes)
+            made.chmod(0o755)
+            put_in_place(made, target)
+    return {
+        "files": [{"name": file.name, "bytes": file.bytes, "hash": file.hash} for file in files]
+    }
+
+
+def generate(asked: Asked) -> dict[str, Any]:
+    """prompt, tokens, temperature, seed."""
+    run = _run(asked)
+    tokeniser = _tokeniser(run, asked)
+    ids = [int(number) for number in tokeniser.encode([asked["prompt"].encode()])[0]]
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")
+    model = _model(run, asked)
+    new: list[int] = []
+    shown = b""
+    settings = {"temperature": asked["temperature"], "seed": asked["seed"]}
+    for token in model.continued(ids or [tokeniser.separator], asked["tokens"], **settings):
+        if token == tokeniser.separator:
+            break
+        new.append(token)
+        # Tokens are not letters: what a token looks like depends on those before it.
+        text = tokeniser.decode(np.array(new))
+        if text.startswith(shown) and not text.endswith("\ufffd".encode()):
+            _tell({"text": decoder.decode(text[len(shown) :])})
+            shown = text
+    return {"tokens": len(new)}
+
+
+def evaluate(asked: Asked) -> dict[str, Any]:
+    """The run's own held-out sequences: data (where they are, if not where the run says)."""
+    run = _run(asked)
+    model = _model(run, asked)
+    corpus = open_corpus(run, Path(asked["caches"][0]), source=asked.get("data", ""))
+    loss_sum, samples = 0.0, 0
+    for index in range(run.shape.held_out_micro_batches):
+        ids = corpus.samples(MicroBatchId(0, index, held_out=True))
+        loss_sum += model.loss_sum(torch.from_numpy(ids.astype(np.int64)))
+        samples += len(ids)
+    if not samples:
+        raise UserError("the run holds nothing out", code="data_missing", exit_code=1)
+    return {"loss": loss_sum / samples, "tokens": samples * run.sequence_tokens}
+
+
+def _run(asked: Asked) -> RunConfig:
+    return run_from_canonical(bytes.fromhex(asked["run"]))
+
+
+def _model(run: RunConfig, asked: Asked) -> WholeModel:
+    if asked.get("export"):
+        return WholeModel.of_export(run, Path(asked["export"]))
+    states = {int(stage): Path(path) for stage, path in asked["states"].items()}
+    return WholeModel.of_states(run, states)
+
+
+def _tokeniser(run: RunConfig, asked: Asked) -> Tokeniser:
+    """From the export, or any of the caches. Raises UserError."""
+    if asked.get("export") and run.data.tokeniser != "bytes":
+        path = Path(asked["export"]) / "tokenizer.json"
+        return JsonTokeniser(path.read_bytes(), str(path))
+    missing: SwarmdError | None = None
+    for cache in asked["caches"]:
+        try:
+            return tokeniser_named(run.data.tokeniser, Path(cache))
+        except UserError as error:
+            missing = missing or error
+    assert missing is not None, "there is a cache to look into"
+    raise missing
+
+
+TASKS: dict[str, Callable[[Asked], dict[str, Any]]] = {
+    "export": export,
+    "generate": generate,
+    "eval": evaluate,
+}
+
+
+def _tell(message: dict[str, Any]) -> None:
+    print(json.dumps(message), flush=True)
+
+
+def main(arguments: list[str]) -> int:
+    """See the header."""
+    (task,) = arguments
+    asked = json.load(sys.stdin)
+    if asked.get("threads"):
+        torch.set_num_threads(asked["threads"])
+    try:
+        _tell({"result": TASKS[task](asked)})
+    except SwarmdError as error:
+        code, exit_code, hint = "store_error", 1, ""
+        if isinstance(error, UserError):
+            code, exit_code, hint = error.code, error.exit_code, error.hint
+        told = {"code": code, "exit_code": exit_code, "text": str(error), "hint": hint}
+        _tell({"error": told})
+        return exit_code
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

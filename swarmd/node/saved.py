@@ -1,0 +1,58 @@
+"""What a home holds of a run when its daemon starts: the states that its peer may go on from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from swarmd.checkpoints import Checkpoint, CheckpointFolder, Unusable
+from swarmd.errors import Corrupt, StoreError
+from swarmd.home import Home
+from swarmd.peer_config import PeerConfig
+from swarmd.protocols.errors import RemoteProtocolError
+from swarmd.protocols.saved_states import SavedState
+from swarmd.protocols.wire import decode
+from swarmd.run_config import RunConfig
+
+
+@dataclass(frozen=True, slots=True)
+class FoundStates:
+    folder: CheckpointFolder
+    saved: tuple[SavedState, ...]
+    """Newest first, every byte of them read."""
+    unusable: tuple[Unusable, ...]
+
+    @property
+    def has_history(self) -> bool:
+        """This home has trained before: its peer must not begin as if nobody had."""
+        return bool(self.saved or self.unusable)
+
+
+def saved_of(home: Home, run: RunConfig, config: PeerConfig) -> FoundStates:
+    """Blocking: reads whole checkpoints. An observer has no use for any."""
+    folder = CheckpointFolder(home.checkpoints, run.run_id)
+    if config.observe:
+        return FoundStates(folder, (), ())
+    return states_in(folder, config.stage if isinstance(config.stage, int) else None)
+
+
+def states_in(folder: CheckpointFolder, stage: int | None) -> FoundStates:
+    """Blocking. stage: None for that held last."""
+    try:
+        sound, unusable = folder.find(stage)
+    except StoreError as error:
+        return FoundStates(folder, (), (Unusable(folder.path, str(error)),))
+    saved = []
+    for checkpoint in sound:
+        try:
+            saved.append(_saved(checkpoint))
+        except StoreError as error:
+            unusable.append(Unusable(checkpoint.folder, str(error)))
+    return FoundStates(folder, tuple(saved), tuple(unusable))
+
+
+def _saved(checkpoint: Checkpoint) -> SavedState:
+    try:
+        ledger = tuple(decode(body) for body in checkpoint.ledger())
+    except RemoteProtocolError as error:
+        raise Corrupt(checkpoint.folder, f"holds no ledger: {error}") from None
+    return SavedState(checkpoint.stage, checkpoint.round, checkpoint.step, ledger)

@@ -1,0 +1,169 @@
+"""Real daemons, all killed at once and started again (STATE-06); their model is taken away."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from swarmd.errors import SwarmdError
+from swarmd.home import home_at
+from swarmd.home_files import read_last_exit
+from swarmd.local_api.client import Client
+
+pytestmark = [pytest.mark.process, pytest.mark.swarm]
+
+LIMIT_S = 300.0
+"""Nothing here takes long; a hang must end some time."""
+RUN = """
+[run]
+name = "resumed"
+preset = "tiny"
+stages = 2
+inner_steps = 4
+total_steps = 40
+seed = 7
+peers_min = 3
+time_scale = "local"
+"""
+
+
+class Peers:
+    """Three daemons: stage 0 once, stage 1 twice. Each keeps its address over its lives."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.run_file = folder / "run.toml"
+        self.run_file.write_text(RUN, encoding="utf-8")
+        self.processes: dict[int, subprocess.Popen[bytes]] = {}
+        self.ports = free_ports(3)
+
+    def home(self, number: int) -> Path:
+        return self.folder / f"p{number}"
+
+    def start(self, number: int, *words: str) -> None:
+        command = [sys.executable, "-m", "swarmd", "--home", str(self.home(number)), "join"]
+        command += [*words, "--listen", f"127.0.0.1:{self.ports[number]}", "--threads", "1"]
+        command += ["--device", "cpu", "--lan-discovery", "off", "--no-input", "--stay"]
+        with (self.folder / f"p{number}.log").open("ab") as log:
+            self.processes[number] = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log
+            )
+
+    def kill_all(self) -> None:
+        for process in self.processes.values():
+            process.kill()
+        for process in self.processes.values():
+            process.wait()
+        self.processes.clear()
+
+    def status(self, number: int) -> dict[str, Any]:
+        try:
+            return Client(home_at(self.home(number)), timeout_s=2.0).ask("status")
+        except (SwarmdError, OSError):
+            return {}
+
+    def round(self, number: int) -> int:
+        return int((self.status(number).get("progress") or {}).get("round") or 0)
+
+    def events(self, number: int, name: str) -> list[dict[str, Any]]:
+        path = home_at(self.home(number)).events_file
+        lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+        return [event for event in map(json.loads, lines) if event["event"] == name]
+
+
+def free_ports(count: int) -> list[int]:
+    """Each with the next one free, where tensors go."""
+    found: list[int] = []
+    while len(found) < count:
+        with socket.socket() as first, socket.socket() as second:
+            first.bind(("127.0.0.1", 0))
+            port = first.getsockname()[1]
+            try:
+                second.bind(("127.0.0.1", port + 1))
+            except (OSError, OverflowError):
+                continue
+            found.append(port)
+    return found
+
+
+def wait_for(condition: Callable[[], Any], what: str) -> Any:
+    deadline_s = time.monotonic() + LIMIT_S
+    while time.monotonic() < deadline_s:
+        if found := condition():
+            return found
+        time.sleep(0.2)
+    pytest.fail(f"never: {what}")
+
+
+def swarmd(*words: str) -> dict[str, Any]:
+    done = subprocess.run(
+        [sys.executable, "-m", "swarmd", *words, "--json"],
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+@pytest.fixture
+def peers(tmp_path: Path) -> Iterator[Peers]:
+    made = Peers(tmp_path)
+    yield made
+    made.kill_all()
+    left = [
+        process.pid
+        for process in psutil.process_iter(["cmdline"])
+        if any(str(tmp_path) in word for word in process.info["cmdline"] or [])
+        and process.pid != os.getpid()
+    ]
+    assert not left
+
+
+def test_a_swarm_that_was_killed_whole_goes_on_and_its_model_can_be_taken_away(
+    peers: Peers,
+) -> None:
+    peers.start(0, str(peers.run_file), "--first", "--stage", "0")
+    link = wait_for(lambda: (peers.status(0).get("run") or {}).get("link"), "a link")
+    peers.start(1, link, "--stage", "1")
+    peers.start(2, link, "--stage", "1")
+    wait_for(lambda: all(peers.round(n) >= 3 for n in range(3)), "three rounds")
+    before = max(peers.round(n) for n in range(3))
+    peers.kill_all()
+
+    for number in (2, 0, 1):
+        peers.start(number)
+    wait_for(lambda: all(peers.events(n, "state_restored") for n in range(3)), "all are back")
+    for number in range(3):
+        restored = peers.events(number, "state_restored")[-1]
+        assert restored["round"] >= before - 1
+        assert restored["data"]["rounds_lost"] <= 1
+    wait_for(lambda: all(peers.round(n) >= 10 for n in range(3)), "the end of the run")
+    audit = swarmd("--home", str(peers.home(1)), "data", "audit")
+    assert audit["clean"]
+    for process in peers.processes.values():
+        process.send_signal(signal.SIGTERM)
+    for number, process in peers.processes.items():
+        assert process.wait(LIMIT_S) == 0, read_last_exit(home_at(peers.home(number)))
+
+    told = swarmd("eval", "--from", str(peers.folder), "--threads", "1")
+    assert told["round"] == 10
+    assert told["loss"] < 5.0, "what was learnt before is not lost"
+    target = peers.folder / "hf"
+    made = swarmd("export", "--to", "hf-safetensors", str(target), "--from", str(peers.folder))
+    assert made["complete"]
+    assert {path.name for path in target.iterdir()} == {file["name"] for file in made["files"]}
+    again = swarmd(*("--home", str(peers.home(0)), "eval", "--from", str(target), "--threads", "1"))
+    assert again["loss"] == pytest.approx(told["loss"], rel=1e-4)
