@@ -33,6 +33,7 @@ KEPT = 3
 """Peers of a swarm are up to one round apart when all are killed; one more for a spoilt one."""
 STATE, LEDGER, MANIFEST = "state.safetensors", "ledger.msgpack", "manifest.json"
 _NAME = re.compile(r"stage-(\d+)-round-(\d+)")
+REPLACED = ".replaced"
 _PIECE_BYTES = 4 << 20
 _LEDGER_BYTES_MAX = 64 << 20
 
@@ -123,7 +124,7 @@ class CheckpointFolder:
         aside = self.path / f".{target.name}.part"
         try:
             self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
-            self._clear_parts()
+            self.tidy()
             aside.mkdir(mode=0o700)
             _move(state, aside / STATE)
             (aside / LEDGER).write_bytes(msgpack.packb(list(ledger)))
@@ -131,11 +132,12 @@ class CheckpointFolder:
             about = {"format": FORMAT, "run_id": self.run_id, "stage": stage}
             about |= {"round": round_number, "step": step}
             write_json(aside / MANIFEST, {**about, "files": [asdict(file) for file in files]})
+            replaced = self.path / f".{target.name}{REPLACED}"
             if target.exists():
-                # Of a life that ended before this round was begun anew; older ones still stand.
-                self._remove(target.name)
+                target.rename(replaced)  # of a life that ended before this round was begun anew
             aside.rename(target)
             sync_directory(self.path)
+            shutil.rmtree(replaced, ignore_errors=True)
         except OSError as error:
             raise store_error(aside, error) from error
         finally:
@@ -157,8 +159,14 @@ class CheckpointFolder:
         (self.path / name).rename(aside)
         shutil.rmtree(aside, ignore_errors=True)
 
-    def _clear_parts(self) -> None:
-        """What a life that was killed left half written."""
+    def tidy(self) -> None:
+        """What a life that was killed left half done: for the home's daemon, before it reads."""
+        for path in self.path.glob(f".*{REPLACED}"):
+            name = path.name[1:].removesuffix(REPLACED)
+            if not (self.path / name).exists():
+                path.rename(self.path / name)
+            else:
+                shutil.rmtree(path, ignore_errors=True)
         for path in self.path.glob(".*.part"):
             shutil.rmtree(path, ignore_errors=True)
 

@@ -38,8 +38,9 @@ def saved_of(home: Home, run: RunConfig, config: PeerConfig) -> FoundStates:
 def states_in(folder: CheckpointFolder, stage: int | None) -> FoundStates:
     """Blocking. stage: None for that held last."""
     try:
+        folder.tidy()
         sound, unusable = folder.find(stage)
-    except StoreError as error:
+    except (OSError, StoreError) as error:
         return FoundStates(folder, (), (Unusable(folder.path, str(error)),))
     saved = []
     for checkpoint in sound:

@@ -98,12 +98,12 @@ async def test_a_swarm_whose_peers_are_all_killed_goes_on_from_the_newest_common
     tmp_path: Path,
 ) -> None:
     torch.set_num_threads(1)
-    run = run_over(text_folder, total_steps=60)
+    run = run_over(text_folder, total_steps=30)
     with trio.fail_after(LIMIT_S):
         async with in_process_swarm(run, tmp_path) as swarm:
             for number in range(4):
                 await swarm.start(f"p{number}", number % 2)
-            await reach(swarm.peers["p2"], 5)
+            await reach(swarm.peers["p2"], 3)
             at_the_end = [peer.machine.work.round for peer in swarm.peers.values()]
             for name in list(swarm.peers):
                 swarm.kill(name)
@@ -121,7 +121,7 @@ async def test_a_swarm_whose_peers_are_all_killed_goes_on_from_the_newest_common
             losses = swarm.peers["p0"].machine.work.losses
             last = losses.of_step(run.total_steps - 1)
             assert last is not None
-            assert last < 3.5, "far below the start's 5.5: what was learned is not lost"
+            assert last < 4.5, "below the start's 5.5: what was learned is not lost"
 
 
 async def test_a_swarm_that_lacks_a_stage_waits_for_it_and_says_so(
@@ -138,8 +138,8 @@ async def test_a_swarm_that_lacks_a_stage_waits_for_it_and_says_so(
             for name in list(swarm.peers):
                 swarm.kill(name)
             peer = await swarm.start("p0", None)
-            while peer.machine.reasons.current.code != "waiting_for_stage":
+            while "nobody who is there has stage 1" not in peer.machine.reasons.current.text:
                 await trio.sleep(0.01)
-            assert "nobody who is there has stage 1" in peer.machine.reasons.current.text
+            assert peer.machine.reasons.current.code == "waiting_for_stage"
             await swarm.start("p1", None)
             await ended(swarm)

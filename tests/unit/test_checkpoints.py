@@ -162,6 +162,7 @@ def test_a_life_that_ends_at_any_system_call_leaves_a_loadable_checkpoint(
         except Died:
             pass
     again = CheckpointFolder(tmp_path / "checkpoints", RUN)
+    again.tidy()
     sound, unusable = again.find()
     assert unusable == [], seed
     assert sound, seed
