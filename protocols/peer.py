@@ -335,7 +335,7 @@ class PeerMachine:
         begun = self.ending.advance(
             now_s,
             is_empty=self.work.is_empty,
-            others_know=self._others_know_the_end(now_s),
+            others_know=self.ending.phase == "complete" and self._others_know_the_end(now_s),
             stays=self.setup.stays,
         )
         if begun == "leaving":
