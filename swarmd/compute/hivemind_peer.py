@@ -27,7 +27,7 @@ def tell(**fields: Any) -> None:
 
 
 def main() -> int:
-    """The first peer whose `others` is empty starts the table of peers; the rest join it."""
+    """The peer whose `others` is empty starts the table of peers; the rest join it."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--floats", type=int, required=True)
     parser.add_argument("--rounds", type=int, required=True)
@@ -51,7 +51,6 @@ def main() -> int:
         dht,
         prefix="bench",
         target_group_size=options.peers,
-        min_matchmaking_time=1.0,
         start=True,
     )
     addresses = [str(address) for address in dht.get_visible_maddrs()]
