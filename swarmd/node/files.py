@@ -44,6 +44,8 @@ class FileLane:
         self._folder = folder
         self.checkpoints: CheckpointFolder | None = None
         """Of the run, once that is known."""
+        self.is_full = False
+        """Injected: every write finds no room."""
         self._slots = slots
         self._nursery = nursery
         self._on_event = on_event
@@ -57,6 +59,8 @@ class FileLane:
 
     async def _run(self, effect: FileEffect) -> None:
         try:
+            if self.is_full and isinstance(effect, (fx.WriteFile, fx.KeepCheckpoint)):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             match effect:
                 case fx.ReadFile():
                     event = await self._read(effect)

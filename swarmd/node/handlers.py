@@ -220,6 +220,8 @@ class _Inject(_Answer):
             if spec.startswith("cut=")
             for peer in spec.removeprefix("cut=").split(",")
         }
+        if self._node.driver.files is not None:
+            self._node.driver.files.is_full = "disk_full" in specs
         return Done(command="debug inject", data={"active": specs})
 
 

@@ -16,9 +16,10 @@ from typing import Any
 import psutil
 import pytest
 
+from swarmd.checkpoints import CheckpointFolder
 from swarmd.errors import SwarmdError
 from swarmd.home import home_at
-from swarmd.home_files import read_last_exit
+from swarmd.home_files import known_runs, read_last_exit
 from swarmd.local_api.client import Client
 
 pytestmark = [pytest.mark.process, pytest.mark.swarm]
@@ -31,11 +32,17 @@ name = "resumed"
 preset = "tiny"
 stages = 2
 inner_steps = 4
-total_steps = 40
+total_steps = 48
 seed = 7
 peers_min = 3
 time_scale = "local"
+
+[test]
+allow_injection = true
 """
+
+
+ROUNDS = 12
 
 
 class Peers:
@@ -72,6 +79,10 @@ class Peers:
             return Client(home_at(self.home(number)), timeout_s=2.0).ask("status")
         except (SwarmdError, OSError):
             return {}
+
+    def run_id(self, number: int) -> str:
+        (known,) = known_runs(home_at(self.home(number)))
+        return known.config.run_id
 
     def round(self, number: int) -> int:
         return int((self.status(number).get("progress") or {}).get("round") or 0)
@@ -132,6 +143,26 @@ def peers(tmp_path: Path) -> Iterator[Peers]:
     assert not left
 
 
+def the_disk_of_one_is_full_for_a_while(peers: Peers, number: int) -> None:
+    """RES-04: it says so, trains on, keeps what it had, and goes on when there is room."""
+    home = str(peers.home(number))
+    swarmd("--home", home, "debug", "inject", "disk_full")
+
+    def complaints() -> list[str]:
+        health = peers.status(number).get("health") or {}
+        return [item["code"] for item in health.get("items", [])]
+
+    wait_for(lambda: "disk_full" in complaints(), "a full disk is told")
+    failed = peers.events(number, "checkpoint_failed")[-1]
+    assert failed["code"] == "disk_full"
+    kept = CheckpointFolder(home_at(peers.home(number)).checkpoints, peers.run_id(number))
+    assert kept.find()[0], "those before are whole"
+    swarmd("--home", home, "debug", "inject", "--clear")
+    wait_for(lambda: "disk_full" not in complaints(), "there is room again")
+    last = max(kept.find()[0], key=lambda checkpoint: checkpoint.round)
+    assert last.round > failed["round"]
+
+
 def test_a_swarm_that_was_killed_whole_goes_on_and_its_model_can_be_taken_away(
     peers: Peers,
 ) -> None:
@@ -150,7 +181,8 @@ def test_a_swarm_that_was_killed_whole_goes_on_and_its_model_can_be_taken_away(
         restored = peers.events(number, "state_restored")[-1]
         assert restored["round"] >= before - 1
         assert restored["data"]["rounds_lost"] <= 1
-    wait_for(lambda: all(peers.round(n) >= 10 for n in range(3)), "the end of the run")
+    the_disk_of_one_is_full_for_a_while(peers, 1)
+    wait_for(lambda: all(peers.round(n) >= ROUNDS for n in range(3)), "the end of the run")
     audit = swarmd("--home", str(peers.home(1)), "data", "audit")
     assert audit["clean"]
     for process in peers.processes.values():
@@ -159,7 +191,7 @@ def test_a_swarm_that_was_killed_whole_goes_on_and_its_model_can_be_taken_away(
         assert process.wait(LIMIT_S) == 0, read_last_exit(home_at(peers.home(number)))
 
     told = swarmd("eval", "--from", str(peers.folder), "--threads", "1")
-    assert told["round"] == 10
+    assert told["round"] == ROUNDS
     assert told["loss"] < 5.0, "what was learnt before is not lost"
     target = peers.folder / "hf"
     made = swarmd("export", "--to", "hf-safetensors", str(target), "--from", str(peers.folder))
