@@ -24,7 +24,7 @@ from swarmd.local_api.client import Client
 
 pytestmark = [pytest.mark.process, pytest.mark.swarm]
 
-LIMIT_S = 300.0
+LIMIT_S = 150.0
 """Nothing here takes long; a hang must end some time."""
 RUN = """
 [run]
@@ -85,7 +85,7 @@ class Peers:
         return known.config.run_id
 
     def round(self, number: int) -> int:
-        return int((self.status(number).get("progress") or {}).get("round") or 0)
+        return int((self.status(number).get("progress") or {}).get("outer_round") or 0)
 
     def events(self, number: int, name: str) -> list[dict[str, Any]]:
         path = home_at(self.home(number)).events_file
