@@ -9,9 +9,9 @@ from swarmd.cli.framework import Session, command, option
 
 @command("eval", section="Runs and results")
 @option("--from", "where", metavar="DIR|RUN", help="An export, a home, a folder of homes, a run.")
-@option("--data", metavar="SOURCE", default="", help="Where its data are, if not where it says.")
+@option("--data", metavar="SOURCE", help="Where its data are, if not where it says.")
 @option("--threads", type=int, help="Of torch.")
-def eval_(session: Session, where: str | None, data: str, threads: int | None) -> int:
+def eval_(session: Session, where: str | None, data: str | None, threads: int | None) -> int:
     """Held-out loss and perplexity of a model. Default: the run that this home used last."""
     from swarmd.cli import format as f
     from swarmd.cli.model_process import look
@@ -19,11 +19,10 @@ def eval_(session: Session, where: str | None, data: str, threads: int | None) -
     from swarmd.result_records import Eval
     from swarmd.saved_models import find_model
 
-    session.home.create()
     model = find_model(where, session.home)
     for note in model.notes:
         session.printer.warn(note)
-    found = look("eval", model, {"data": data, "threads": threads})
+    found = look("eval", model, {"data": data or "", "threads": threads})
     loss, tokens = found["loss"], found["tokens"]
     if session.is_json:
         told = Eval(

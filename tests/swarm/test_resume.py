@@ -190,12 +190,17 @@ def test_a_swarm_that_was_killed_whole_goes_on_and_its_model_can_be_taken_away(
     for number, process in peers.processes.items():
         assert process.wait(LIMIT_S) == 0, read_last_exit(home_at(peers.home(number)))
 
-    told = swarmd("eval", "--from", str(peers.folder), "--threads", "1")
+    home = ("--home", str(peers.home(0)))
+    told = swarmd(*home, "eval", "--from", str(peers.folder), "--threads", "1")
     assert told["round"] == ROUNDS
     assert told["loss"] < 5.0, "what was learnt before is not lost"
     target = peers.folder / "hf"
-    made = swarmd("export", "--to", "hf-safetensors", str(target), "--from", str(peers.folder))
+    made = swarmd(
+        *home, "export", "--to", "hf-safetensors", str(target), "--from", str(peers.folder)
+    )
     assert made["complete"]
     assert {path.name for path in target.iterdir()} == {file["name"] for file in made["files"]}
-    again = swarmd(*("--home", str(peers.home(0)), "eval", "--from", str(target), "--threads", "1"))
+    again = swarmd(*home, "eval", "--from", str(target), "--threads", "1")
+    text = swarmd(*home, "generate", "--from", str(target), "--prompt", "def ", "--tokens", "8")
+    assert text["data"]["round"] == ROUNDS
     assert again["loss"] == pytest.approx(told["loss"], rel=1e-4)
