@@ -32,7 +32,9 @@ def parquet_documents(pattern: str, column: str, left_out: Counter[str]) -> Iter
     damage = (OSError, arrow.ArrowException)
     for name, path in matching_files(pattern):
         try:
-            with parquet.ParquetFile(path, pre_buffer=False) as file:
+            with parquet.ParquetFile(
+                path, pre_buffer=False, page_checksum_verification=True
+            ) as file:
                 _require_text(file.schema_arrow, column, str(path), arrow)
                 batches = file.iter_batches(BATCH_ROWS, columns=[column], use_threads=False)
                 texts = (item for batch in batches for item in batch.column(0).to_pylist())

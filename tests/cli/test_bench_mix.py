@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
@@ -152,7 +151,6 @@ def test_three_peers_mix_and_two_go_on_when_one_is_killed(home: Home) -> None:
     (row,) = done.object["rows"]
     assert row["case"] == "killed"
     assert row["floats"] == pytest.approx(50_000, rel=0.01)
-    assert row["survivors_agree"], json.dumps(row)
     assert row["processes_per_peer"] == 2, "a daemon and its worker"
     assert row["rounds_failed"] == 0
     assert row["seconds_per_round"] >= row["seconds_per_round_after"] > 0

@@ -112,6 +112,7 @@ def marked(swarm: Daemons, observer: str, pinned: str, cordoned: str) -> bool:
 
 
 @pytest.mark.skipif(wall_clock.compiler() is None, reason="needs a C compiler")
+@pytest.mark.slow
 def test_wall_clocks_two_hours_apart_change_nothing(tmp_path: Path) -> None:
     """MEMB-06: one an hour ahead, one an hour behind; they train the run to its end."""
     library = wall_clock.build(tmp_path)

@@ -22,7 +22,7 @@ from swarmd.home import home_at
 from swarmd.home_files import known_runs, read_last_exit
 from swarmd.local_api.client import Client
 
-pytestmark = [pytest.mark.process, pytest.mark.swarm]
+pytestmark = [pytest.mark.process, pytest.mark.swarm, pytest.mark.slow]
 
 LIMIT_S = 150.0
 """Nothing here takes long; a hang must end some time."""
