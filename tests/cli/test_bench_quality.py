@@ -87,6 +87,7 @@ def test_axes_that_cannot_be_are_refused(home: Home, flag: str, value: str, says
 
 
 @pytest.mark.process
+@pytest.mark.slow
 def test_results_are_kept_and_not_computed_again(home: Home, tmp_path: Path) -> None:
     results = tmp_path / "results"
     words = "bench quality --steps 2 --stages 1 --replicas 2 --mixing exact --inner-steps 1"

@@ -14,6 +14,7 @@ pytestmark = pytest.mark.process
 SIZES = (1 << 10, 64 << 10, 1 << 20, 64 << 20)
 
 
+@pytest.mark.slow
 def test_every_plane_is_measured_at_every_size_in_one_run() -> None:
     words = ["--repeats", "1", "--seconds", "10ms", "--transfer", "256MiB"]
     done = subprocess.run(

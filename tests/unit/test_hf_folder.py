@@ -142,6 +142,7 @@ def test_a_spoilt_checkpoint_is_passed_over_and_said(tmp_path: Path) -> None:
     assert "100 bytes long" in found.notes[0]
 
 
+@pytest.mark.slow
 def test_export_appears_whole_or_not_at_all_and_overwrites_nothing(tmp_path: Path) -> None:
     run = bytes_run("anchored", 5)
     home = home_at(write_home(tmp_path / "p0", run, [0, 1], [4]))
