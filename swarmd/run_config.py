@@ -80,7 +80,7 @@ class BoundaryConfig:
         _require(self.kind in BOUNDARY_KINDS, "boundary.kind", f"one of {BOUNDARY_KINDS}")
         _require(self.wire in WIRE_DTYPES, "boundary.wire", f"one of {WIRE_DTYPES}")
         _require(
-            (self.rank == 0) == (self.kind == "dense"),
+            self.rank >= 0 and (self.rank == 0) == (self.kind == "dense"),
             "boundary.rank",
             "is 0 for dense boundaries and at least 1 otherwise",
         )

@@ -195,6 +195,7 @@ GOOD = '[run]\nname = "d"\npreset = "tiny"\n'
         (GOOD + "[model]\nheads = 3\n", "run.toml:5: model.heads", "must divide"),
         (GOOD + "[inner]\nlr = nan\n", "run.toml:5: inner.lr", "finite"),
         (GOOD + "[boundary]\nrank = 500\n", "run.toml:5: boundary.rank", "below"),
+        (GOOD + "[boundary]\nrank = -1\n", "run.toml:5: boundary.rank", "at least 1"),
         (GOOD + "[data]\nheld_out_share = 'x'\n", "run.toml:5: data.held_out_share", "number"),
         (GOOD + "[test]\nallow_injection = 1\n", "test.allow_injection", "bool"),
     ],
