@@ -11,6 +11,7 @@ its sockets open for ever). If our own loop was late, the others get the time ba
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, replace
 
 import trio
@@ -207,6 +208,11 @@ class Link:
             },
             queued_bytes=self.control.outbox.queued_bytes + self.bulk.outbox.queued_bytes,
         )
+
+    def sent_by_purpose(self) -> Counter[str]:
+        """Bytes of frames, of this link alone."""
+        sent = self.statistics().bytes_by_purpose
+        return Counter({purpose: out for purpose, (out, _) in sent.items()})
 
 
 def added(past: LinkStatistics, now: LinkStatistics) -> LinkStatistics:

@@ -70,6 +70,8 @@ class LinkTransport:
         self._shape = shape
         self._nonce = (rng or random.SystemRandom()).randbytes(NONCE_BYTES)
         self._links: dict[PeerId, Link] = {}
+        self._sent_before: Counter[str] = Counter()
+        """By purpose, over links that ended."""
         self._past: dict[PeerId, LinkStatistics] = {}
         """Of links that ended, up to then; a new link to the peer counts on from there."""
         self._past_ended_s: dict[PeerId, float] = {}
@@ -188,6 +190,11 @@ class LinkTransport:
         """Bytes sent and received at all sockets since the start, strangers' included."""
         wire = self._underlay.wire
         return wire.sent, wire.received
+
+    def sent_by_purpose(self) -> dict[str, int]:
+        return dict(
+            sum((link.sent_by_purpose() for link in self._links.values()), self._sent_before)
+        )
 
     def counters(self) -> dict[str, int]:
         floods = sum(link.control.floods for link in self._links.values())
@@ -378,6 +385,7 @@ class LinkTransport:
 
     def _remember(self, link: Link) -> None:
         figures = self._figures(link)
+        self._sent_before += link.sent_by_purpose()
         self._past.pop(link.peer, None)
         self._past[link.peer] = figures
         self._counts["control_flood"] += link.control.floods

@@ -153,6 +153,10 @@ class Transport(Protocol):
         """Bytes sent and received at all sockets since the start, strangers' included."""
         ...
 
+    def sent_by_purpose(self) -> dict[str, int]:
+        """Frames sent since the start, bytes by priority name; also over links that ended."""
+        ...
+
     def counters(self) -> dict[str, int]:
         """Refusals and oddities by reason: bad_certificate, wrong_peer_id, oversize_frame ..."""
         ...

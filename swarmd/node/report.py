@@ -305,11 +305,7 @@ class Reporter:
             held_out = machine.leases.held_out_loss(number)
             if held_out is not None:
                 break
-        done = (
-            sum(ledger.contributions()[p].samples for p in ledger.contributions())
-            if hasattr(ledger, "contributions")
-            else losses.samples
-        )
+        done = sum(totals.samples for totals in ledger.contributions().values())
         seen = told.loss_last if told is not None else None
         rounds = machine.work.rounds
         last = None if rounds is None else rounds.keeper.totals.last
@@ -365,7 +361,7 @@ class Reporter:
         return {"last_round": last_round(told), "totals": totals(told)}
 
     def _communication(self, machine: PeerMachine, now_s: float) -> Communication:
-        links, transport = self._links(), self._node.transport
+        transport = self._node.transport
         sent, received = (0, 0) if transport is None else transport.totals()
         raw_sent, raw_received = machine.traffic.raw_bytes_sent, machine.traffic.raw_bytes_received
         rounds = None
@@ -374,7 +370,8 @@ class Reporter:
             raw_sent += rounds.raw_bytes_sent
             raw_received += rounds.raw_bytes_received
         wire = sent + received
-        boundary_sent = sum(link.wire_bytes_sent - _not_of_boundaries(link) for link in links)
+        other = {} if transport is None else transport.sent_by_purpose()
+        boundary_sent = sent - other.get("mix", 0) - other.get("state", 0)
         boundary_raw = machine.traffic.raw_bytes_sent
         return Communication(
             comm_s_per_round=None if rounds is None else rounds.comm_s_per_round,
@@ -534,8 +531,3 @@ def _rank(machine: PeerMachine) -> int | None:
     assert machine.work.stage is not None
     replicas = [peer.peer for peer in machine.coverage.active[machine.work.stage]]
     return replicas.index(machine.peer) if machine.peer in replicas else None
-
-
-def _not_of_boundaries(link: LinkStatistics) -> int:
-    """Bytes sent for other purposes than passing micro-batches on and keeping in touch."""
-    return sum(link.bytes_by_purpose[purpose][0] for purpose in ("mix", "state"))

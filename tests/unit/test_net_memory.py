@@ -320,3 +320,5 @@ async def test_figures_of_a_peer_count_on_over_its_links(autojump_clock: object)
         assert a.transport.totals()[0] >= figures.wire_bytes_sent > 200_000
         await trio.sleep(LinkLimits().remember_s + 1)
         assert a.transport.statistics() == []
+        sent = a.transport.sent_by_purpose()
+        assert sent["pipeline"] == figures.bytes_by_purpose["pipeline"][0]
