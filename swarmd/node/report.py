@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import trio
@@ -11,43 +12,26 @@ import trio
 from swarmd.health import BAD, HealthBook
 from swarmd.json_record import utc
 from swarmd.net.transport import LinkStatistics
+from swarmd.node.machine_parts import MachineParts
 from swarmd.node.resources import ResourceMeter
-from swarmd.node.rounds_shown import last_round, last_traffic, totals
-from swarmd.partition import flops_per_token
 from swarmd.peers_record import PeerRow, Peers
 from swarmd.protocols import effects as fx
 from swarmd.protocols.greeting import PROTOCOL_MAX, PROTOCOL_MIN
 from swarmd.protocols.peer import PeerMachine
 from swarmd.protocols.reasons import Reason
-from swarmd.protocols.receipts import Witnessed, tag_of
 from swarmd.run_link import PeerAddress, RunLink, parse_peer_address
 from swarmd.status import (
     Address,
-    BoundaryTraffic,
-    Communication,
-    Contribution,
-    DataPart,
     Device,
-    Faults,
-    Join,
-    LastFault,
-    PeerCounts,
     PeerPart,
-    Progress,
     ProtocolRange,
     Reachable,
     ReasonPart,
     Resources,
-    RoundTraffic,
     RunPart,
-    Slot,
-    StageMapEntry,
-    StagePart,
     Status,
     Subject,
-    Throughput,
     TimePart,
-    TotalTraffic,
 )
 
 if TYPE_CHECKING:
@@ -102,7 +86,15 @@ class Reporter:
         )
         if machine is None:
             return status
-        return replace_parts(status, self._machine_parts(machine, now_s))
+        parts = MachineParts(
+            machine,
+            node.run,
+            node.transport,
+            now_s,
+            started_s=self._started_s,
+            started_at=node.started_at,
+        )
+        return replace(status, **parts.record())
 
     def freeze(self) -> None:
         """Keep the present status as the last one."""
@@ -110,42 +102,6 @@ class Reporter:
 
     def frozen(self) -> Status | None:
         return self.last_status
-
-    def _machine_parts(self, machine: PeerMachine, now_s: float) -> dict[str, Any]:
-        view = machine.membership.view(now_s)
-        coverage = machine.coverage
-        present = view.present()
-        suspects = sum(1 for peer in present if peer.liveness == "suspect")
-        return {
-            "stage": self._stage_part(machine),
-            "slots": self._slots(machine, now_s),
-            "stage_map": [
-                StageMapEntry(
-                    stage=stage,
-                    peers=[peer.peer for peer in peers],
-                    alive=len(peers),
-                    contributing=sum(1 for peer in peers if peer.record.micro_batches > 0),
-                )
-                for stage, peers in enumerate(coverage.active)
-            ],
-            "stage_map_version": coverage.map_version(),
-            "peers": PeerCounts(
-                known=len(view.peers),
-                alive=len(present),
-                suspect=suspects,
-                active=coverage.active_count,
-                contributing=sum(1 for peer in present if peer.record.micro_batches > 0),
-                observers=len(coverage.observers),
-            ),
-            "progress": self._progress(machine, now_s),
-            "throughput": self._throughput(machine, now_s),
-            "communication": self._communication(machine, now_s),
-            **self._rounds(machine, now_s),
-            "faults": self._faults(machine, now_s),
-            "join": self._join(machine),
-            "data": self._data(machine, now_s),
-            "contribution": self._contribution(machine, now_s),
-        }
 
     # --------------------------------------------------------------------------------------- parts
 
@@ -270,175 +226,9 @@ class Reporter:
             impact = "training goes on; after a crash more of it would be done again"
             self.health.hold(code, text, impact=impact, fix="make room, or move the data directory")
 
-    def _stage_part(self, machine: PeerMachine) -> StagePart | None:
-        run = self._node.run
-        if machine.work.stage is None or run is None:
-            return None
-        return StagePart(
-            index=machine.work.stage,
-            layers=run.layer_ranges[machine.work.stage],
-            replicas=len(machine.coverage.active[machine.work.stage]),
-            basis_version=machine.shape.basis_version,
-            data_rank=_rank(machine),
-        )
-
-    def _slots(self, machine: PeerMachine, now_s: float) -> list[Slot]:
-        if machine.work.stage is None:
-            return []
-        reason = machine.reasons.current
-        return [
-            Slot(
-                device=str(machine.work.worker_info.get("device") or "cpu"),
-                stage=machine.work.stage,
-                state=reason.state,
-                reason_code=reason.code,
-                tokens_per_s=machine.work.tokens_per_s(now_s) or None,
-            )
-        ]
-
-    def _progress(self, machine: PeerMachine, now_s: float) -> Progress:
-        losses, ledger = machine.work.losses, machine.leases.ledger
-        told = None if machine.work.pipeline is None else machine.work.pipeline.statistics(now_s)
-        step = machine.work.step_of(None if told is None else told.last_step)
-        held_out = None
-        for number in range(min(machine.work.round, machine.shape.rounds - 1), -1, -1):
-            held_out = machine.leases.held_out_loss(number)
-            if held_out is not None:
-                break
-        done = sum(totals.samples for totals in ledger.contributions().values())
-        seen = told.loss_last if told is not None else None
-        rounds = machine.work.rounds
-        last = None if rounds is None else rounds.keeper.totals.last
-        return Progress(
-            inner_step=step,
-            outer_round=machine.work.round,
-            round_phase=None if rounds is None else rounds.keeper.phase,
-            round_median_s=None if rounds is None else rounds.keeper.round_median_s,
-            disagreement=None if last is None else last.disagreement,
-            disagreement_js=None if rounds is None else rounds.keeper.totals.divergence,
-            loss=losses.latest if losses.latest is not None else seen,
-            loss_first=losses.first if losses.first is not None else told and told.loss_first,
-            loss_ema=losses.ema if losses.ema is not None else told and told.loss_ema,
-            loss_last_tenth=losses.last_tenth,
-            loss_heldout=held_out,
-            tokens_total=done * machine.shape.sequence_tokens,
-            eta_s=self._eta_s(machine, step, now_s),
-        )
-
-    def _eta_s(self, machine: PeerMachine, step: int, now_s: float) -> float | None:
-        begun_s = machine.work.first_done_s
-        if begun_s is None or step < 2 or now_s <= begun_s:
-            return None
-        return round((machine.shape.total_steps - step) * (now_s - begun_s) / step, 1)
-
-    def _throughput(self, machine: PeerMachine, now_s: float) -> Throughput:
-        if machine.work.pipeline is None or self._node.run is None:
-            return Throughput()
-        told = machine.work.pipeline.statistics(now_s)
-        compute_s = told.wait_s.get("computing", 0.0)
-        wait_s = sum(seconds for code, seconds in told.wait_s.items() if code != "computing")
-        tokens = told.counters.counted * machine.shape.micro_batch_tokens
-        begun_s = machine.work.first_done_s
-        spent_s = now_s - begun_s if begun_s is not None else 0.0
-        tokens_per_s = tokens / spent_s if spent_s > 1 else None
-        flops = flops_per_token(self._node.run, machine.work.stage or 0)
-        total = compute_s + wait_s
-        return Throughput(
-            tokens_per_s_self=tokens_per_s,
-            flops_per_s=None if tokens_per_s is None else tokens_per_s * flops,
-            compute_s=compute_s,
-            wait_s=wait_s,
-            compute_utilisation=compute_s / total if total else None,
-            compute_s_total=compute_s,
-            wait_s_total=wait_s,
-            compute_utilisation_total=compute_s / total if total else None,
-        )
-
-    def _rounds(self, machine: PeerMachine, now_s: float) -> dict[str, Any]:
-        if machine.work.rounds is None:
-            return {}
-        told = machine.work.rounds.keeper.statistics(now_s)
-        return {"last_round": last_round(told), "totals": totals(told)}
-
-    def _communication(self, machine: PeerMachine, now_s: float) -> Communication:
-        transport = self._node.transport
-        sent, received = (0, 0) if transport is None else transport.totals()
-        raw_sent, raw_received = machine.traffic.raw_bytes_sent, machine.traffic.raw_bytes_received
-        rounds = None
-        if machine.work.rounds is not None:
-            rounds = machine.work.rounds.keeper.statistics(now_s)
-            raw_sent += rounds.raw_bytes_sent
-            raw_received += rounds.raw_bytes_received
-        wire = sent + received
-        other = {} if transport is None else transport.sent_by_purpose()
-        boundary_sent = sent - other.get("mix", 0) - other.get("state", 0)
-        boundary_raw = machine.traffic.raw_bytes_sent
-        return Communication(
-            comm_s_per_round=None if rounds is None else rounds.comm_s_per_round,
-            last_round=RoundTraffic() if rounds is None else last_traffic(rounds),
-            total=TotalTraffic(
-                raw_bytes_sent=raw_sent,
-                wire_bytes_sent=sent,
-                raw_bytes_received=raw_received,
-                wire_bytes_received=received,
-                compression_ratio=(raw_sent + raw_received) / wire if wire else None,
-            ),
-            boundary=BoundaryTraffic(
-                raw_bytes_sent=boundary_raw,
-                wire_bytes_sent=boundary_sent,
-                compression_ratio=boundary_raw / boundary_sent if boundary_sent else None,
-            ),
-        )
-
     def _links(self) -> list[LinkStatistics]:
         transport = self._node.transport
         return [] if transport is None else transport.statistics()
-
-    def _faults(self, machine: PeerMachine, now_s: float) -> Faults:
-        if machine.work.pipeline is None:
-            return Faults()
-        told = machine.work.pipeline.statistics(now_s)
-        last = told.fault_last
-        return Faults(
-            count=told.faults,
-            recovery_s_last=told.recovery_s_last,
-            recovery_s_max=told.recovery_s_max,
-            lost_micro_batches=len(machine.leases.ledger.lost()),
-            redone_micro_batches=told.counters.redone,
-            last=LastFault()
-            if last is None
-            else LastFault(code=last.code, peer=last.peer, at=utc(time.time() - now_s + last.at_s)),
-        )
-
-    def _join(self, machine: PeerMachine) -> Join:
-        first_s = machine.work.first_done_s
-        begun_s = self._started_s
-        return Join(
-            started_at=self._node.started_at,
-            first_contribution_s=None if first_s is None else round(first_s - begun_s, 3),
-        )
-
-    def _data(self, machine: PeerMachine, now_s: float) -> DataPart:
-        audit = machine.leases.audit(now_s)
-        return DataPart(
-            leases_held=len(machine.leases.held()),
-            samples_completed=audit.samples_completed,
-            samples_repeated=sum(found.last - found.first + 1 for found in audit.repeats),
-            batch_samples_global=machine.shape.micro_batches_per_step
-            * machine.shape.micro_batch_samples,
-        )
-
-    def _contribution(self, machine: PeerMachine, now_s: float) -> Contribution:
-        if machine.work.pipeline is None:
-            return Contribution()
-        counted = machine.work.pipeline.statistics(now_s).counters.counted
-        seen = machine.leases.ledger.witnessed_total().get(tag_of(machine.peer), Witnessed())
-        return Contribution(
-            micro_batches=counted,
-            tokens=counted * machine.shape.micro_batch_tokens,
-            rounds=seen.rounds,
-            receipts=seen.receipts,
-        )
 
     def _resources_part(self) -> Resources:
         node = self._node
@@ -514,20 +304,6 @@ class Reporter:
         )
 
 
-def replace_parts(status: Status, parts: dict[str, Any]) -> Status:
-    """The record with these of its parts filled in."""
-    from dataclasses import replace
-
-    return replace(status, **parts)
-
-
 def _kind(device: object) -> Any:
     text = str(device or "")
     return next((kind for kind in ("cpu", "cuda", "mps") if text.startswith(kind)), None)
-
-
-def _rank(machine: PeerMachine) -> int | None:
-    """Our place among the replicas of our stage."""
-    assert machine.work.stage is not None
-    replicas = [peer.peer for peer in machine.coverage.active[machine.work.stage]]
-    return replicas.index(machine.peer) if machine.peer in replicas else None

@@ -1,0 +1,276 @@
+"""A machine's parts of the status record: stage, progress, throughput, traffic, faults, data.
+
+Made for one status and thrown away: what the parts share is asked of the machine once. Reads,
+decides nothing; what a peer is beside its machine (addresses, reason, resources) is in report.py.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from swarmd.json_record import utc
+from swarmd.net.transport import Transport
+from swarmd.node.rounds_shown import last_round, last_traffic, totals
+from swarmd.partition import flops_per_token
+from swarmd.protocols.peer import PeerMachine
+from swarmd.protocols.receipts import Witnessed, tag_of
+from swarmd.run_config import RunConfig
+from swarmd.status import (
+    BoundaryTraffic,
+    Communication,
+    Contribution,
+    DataPart,
+    Faults,
+    Join,
+    LastFault,
+    PeerCounts,
+    Progress,
+    RoundTraffic,
+    Slot,
+    StageMapEntry,
+    StagePart,
+    Throughput,
+    TotalTraffic,
+)
+
+
+class MachineParts:
+    """Of `machine` at `now_s`. `started_s` and `started_at` are when the daemon began."""
+
+    def __init__(
+        self,
+        machine: PeerMachine,
+        run: RunConfig | None,
+        transport: Transport | None,
+        now_s: float,
+        *,
+        started_s: float,
+        started_at: str,
+    ) -> None:
+        self.machine, self.run, self.transport, self.now_s = machine, run, transport, now_s
+        self.started_s, self.started_at = started_s, started_at
+        work = machine.work
+        self.pipeline = None if work.pipeline is None else work.pipeline.statistics(now_s)
+        self.rounds = None if work.rounds is None else work.rounds.keeper.statistics(now_s)
+
+    def record(self) -> dict[str, Any]:
+        """Names of parts to parts."""
+        machine = self.machine
+        view = machine.membership.view(self.now_s)
+        coverage = machine.coverage
+        present = view.present()
+        suspects = sum(1 for peer in present if peer.liveness == "suspect")
+        return {
+            "stage": self._stage_part(),
+            "slots": self._slots(),
+            "stage_map": [
+                StageMapEntry(
+                    stage=stage,
+                    peers=[peer.peer for peer in peers],
+                    alive=len(peers),
+                    contributing=sum(1 for peer in peers if peer.record.micro_batches > 0),
+                )
+                for stage, peers in enumerate(coverage.active)
+            ],
+            "stage_map_version": coverage.map_version(),
+            "peers": PeerCounts(
+                known=len(view.peers),
+                alive=len(present),
+                suspect=suspects,
+                active=coverage.active_count,
+                contributing=sum(1 for peer in present if peer.record.micro_batches > 0),
+                observers=len(coverage.observers),
+            ),
+            "progress": self._progress(),
+            "throughput": self._throughput(),
+            "communication": self._communication(),
+            **self._rounds(),
+            "faults": self._faults(),
+            "join": self._join(),
+            "data": self._data(),
+            "contribution": self._contribution(),
+        }
+
+    def _stage_part(self) -> StagePart | None:
+        machine = self.machine
+        run = self.run
+        if machine.work.stage is None or run is None:
+            return None
+        return StagePart(
+            index=machine.work.stage,
+            layers=run.layer_ranges[machine.work.stage],
+            replicas=len(machine.coverage.active[machine.work.stage]),
+            basis_version=machine.shape.basis_version,
+            data_rank=_rank(machine),
+        )
+
+    def _slots(self) -> list[Slot]:
+        machine = self.machine
+        if machine.work.stage is None:
+            return []
+        reason = machine.reasons.current
+        return [
+            Slot(
+                device=str(machine.work.worker_info.get("device") or "cpu"),
+                stage=machine.work.stage,
+                state=reason.state,
+                reason_code=reason.code,
+                tokens_per_s=machine.work.tokens_per_s(self.now_s) or None,
+            )
+        ]
+
+    def _progress(self) -> Progress:
+        machine = self.machine
+        losses, ledger = machine.work.losses, machine.leases.ledger
+        told = self.pipeline
+        step = machine.work.step_of(None if told is None else told.last_step)
+        held_out = None
+        for number in range(min(machine.work.round, machine.shape.rounds - 1), -1, -1):
+            held_out = machine.leases.held_out_loss(number)
+            if held_out is not None:
+                break
+        done = sum(totals.samples for totals in ledger.contributions().values())
+        seen = told.loss_last if told is not None else None
+        rounds = machine.work.rounds
+        last = None if rounds is None else rounds.keeper.totals.last
+        return Progress(
+            inner_step=step,
+            outer_round=machine.work.round,
+            round_phase=None if rounds is None else rounds.keeper.phase,
+            round_median_s=None if rounds is None else rounds.keeper.round_median_s,
+            disagreement=None if last is None else last.disagreement,
+            disagreement_js=None if rounds is None else rounds.keeper.totals.divergence,
+            loss=losses.latest if losses.latest is not None else seen,
+            loss_first=losses.first if losses.first is not None else told and told.loss_first,
+            loss_ema=losses.ema if losses.ema is not None else told and told.loss_ema,
+            loss_last_tenth=losses.last_tenth,
+            loss_heldout=held_out,
+            tokens_total=done * machine.shape.sequence_tokens,
+            eta_s=self._eta_s(step),
+        )
+
+    def _eta_s(self, step: int) -> float | None:
+        machine = self.machine
+        begun_s = machine.work.first_done_s
+        if begun_s is None or step < 2 or self.now_s <= begun_s:
+            return None
+        return round((machine.shape.total_steps - step) * (self.now_s - begun_s) / step, 1)
+
+    def _throughput(self) -> Throughput:
+        machine = self.machine
+        if self.pipeline is None or self.run is None:
+            return Throughput()
+        told = self.pipeline
+        compute_s = told.wait_s.get("computing", 0.0)
+        wait_s = sum(seconds for code, seconds in told.wait_s.items() if code != "computing")
+        tokens = told.counters.counted * machine.shape.micro_batch_tokens
+        begun_s = machine.work.first_done_s
+        spent_s = self.now_s - begun_s if begun_s is not None else 0.0
+        tokens_per_s = tokens / spent_s if spent_s > 1 else None
+        flops = flops_per_token(self.run, machine.work.stage or 0)
+        total = compute_s + wait_s
+        return Throughput(
+            tokens_per_s_self=tokens_per_s,
+            flops_per_s=None if tokens_per_s is None else tokens_per_s * flops,
+            compute_s=compute_s,
+            wait_s=wait_s,
+            compute_utilisation=compute_s / total if total else None,
+            compute_s_total=compute_s,
+            wait_s_total=wait_s,
+            compute_utilisation_total=compute_s / total if total else None,
+        )
+
+    def _rounds(self) -> dict[str, Any]:
+        if self.rounds is None:
+            return {}
+        return {"last_round": last_round(self.rounds), "totals": totals(self.rounds)}
+
+    def _communication(self) -> Communication:
+        machine = self.machine
+        transport = self.transport
+        sent, received = (0, 0) if transport is None else transport.totals()
+        raw_sent, raw_received = machine.traffic.raw_bytes_sent, machine.traffic.raw_bytes_received
+        rounds = self.rounds
+        if rounds is not None:
+            raw_sent += rounds.raw_bytes_sent
+            raw_received += rounds.raw_bytes_received
+        wire = sent + received
+        other = {} if transport is None else transport.sent_by_purpose()
+        boundary_sent = sent - other.get("mix", 0) - other.get("state", 0)
+        boundary_raw = machine.traffic.raw_bytes_sent
+        return Communication(
+            comm_s_per_round=None if rounds is None else rounds.comm_s_per_round,
+            last_round=RoundTraffic() if rounds is None else last_traffic(rounds),
+            total=TotalTraffic(
+                raw_bytes_sent=raw_sent,
+                wire_bytes_sent=sent,
+                raw_bytes_received=raw_received,
+                wire_bytes_received=received,
+                compression_ratio=(raw_sent + raw_received) / wire if wire else None,
+            ),
+            boundary=BoundaryTraffic(
+                raw_bytes_sent=boundary_raw,
+                wire_bytes_sent=boundary_sent,
+                compression_ratio=boundary_raw / boundary_sent if boundary_sent else None,
+            ),
+        )
+
+    def _faults(self) -> Faults:
+        machine = self.machine
+        if self.pipeline is None:
+            return Faults()
+        told = self.pipeline
+        last = told.fault_last
+        return Faults(
+            count=told.faults,
+            recovery_s_last=told.recovery_s_last,
+            recovery_s_max=told.recovery_s_max,
+            lost_micro_batches=len(machine.leases.ledger.lost()),
+            redone_micro_batches=told.counters.redone,
+            last=LastFault()
+            if last is None
+            else LastFault(
+                code=last.code, peer=last.peer, at=utc(time.time() - self.now_s + last.at_s)
+            ),
+        )
+
+    def _join(self) -> Join:
+        machine = self.machine
+        first_s = machine.work.first_done_s
+        begun_s = self.started_s
+        return Join(
+            started_at=self.started_at,
+            first_contribution_s=None if first_s is None else round(first_s - begun_s, 3),
+        )
+
+    def _data(self) -> DataPart:
+        machine = self.machine
+        audit = machine.leases.audit(self.now_s)
+        return DataPart(
+            leases_held=len(machine.leases.held()),
+            samples_completed=audit.samples_completed,
+            samples_repeated=sum(found.last - found.first + 1 for found in audit.repeats),
+            batch_samples_global=machine.shape.micro_batches_per_step
+            * machine.shape.micro_batch_samples,
+        )
+
+    def _contribution(self) -> Contribution:
+        machine = self.machine
+        if self.pipeline is None:
+            return Contribution()
+        counted = self.pipeline.counters.counted
+        seen = machine.leases.ledger.witnessed_total().get(tag_of(machine.peer), Witnessed())
+        return Contribution(
+            micro_batches=counted,
+            tokens=counted * machine.shape.micro_batch_tokens,
+            rounds=seen.rounds,
+            receipts=seen.receipts,
+        )
+
+
+def _rank(machine: PeerMachine) -> int | None:
+    """Our place among the replicas of our stage."""
+    assert machine.work.stage is not None
+    replicas = [peer.peer for peer in machine.coverage.active[machine.work.stage]]
+    return replicas.index(machine.peer) if machine.peer in replicas else None
