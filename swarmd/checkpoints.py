@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import errno
 import hashlib
-import os
 import re
 import shutil
 from collections.abc import Sequence
@@ -26,7 +25,7 @@ import msgpack
 
 from swarmd.errors import Corrupt, StoreError
 from swarmd.protocols.saved_states import name_of_saved
-from swarmd.store import read_bytes, read_json, store_error, sync_directory, write_json
+from swarmd.store import read_bytes, read_json, store_error, sync, write_json
 
 FORMAT = 1
 KEPT = 3
@@ -136,7 +135,7 @@ class CheckpointFolder:
             if target.exists():
                 target.rename(replaced)  # of a life that ended before this round was begun anew
             aside.rename(target)
-            sync_directory(self.path)
+            sync(self.path)
             shutil.rmtree(replaced, ignore_errors=True)
         except OSError as error:
             raise store_error(aside, error) from error
@@ -250,11 +249,7 @@ def size_and_hash(path: Path) -> tuple[int, str]:
 
 def _stored(path: Path) -> StoredFile:
     """Synced, then described."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    sync(path)
     size, digest = size_and_hash(path)
     return StoredFile(path.name, size, digest)
 

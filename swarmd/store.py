@@ -54,7 +54,7 @@ def writing(path: Path, *, mode: int = 0o600) -> Iterator[BinaryIO]:
             file.flush()
             os.fsync(file.fileno())
         aside.replace(path)
-        sync_directory(path.parent)
+        sync(path.parent)
     except OSError as error:
         raise store_error(path, error) from error
     finally:
@@ -98,9 +98,9 @@ def read_json(path: Path) -> Any:
         raise Corrupt(path, f"is no JSON: {error}") from None
 
 
-def sync_directory(folder: Path) -> None:
-    """Make renames in `folder` last."""
-    descriptor = os.open(folder, os.O_RDONLY)
+def sync(path: Path) -> None:
+    """Make what a file holds last, or of a folder its renames."""
+    descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:

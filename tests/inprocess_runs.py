@@ -17,10 +17,12 @@ from swarmd.run_config import (
 )
 
 
-def write_text(folder: Path) -> Path:
+def write_text(folder: Path, lines_each: int = 60) -> Path:
     folder.mkdir()
     for number in range(40):
-        lines = [f"line {number * i % 17} of {number}: the quick brown fox" for i in range(60)]
+        lines = [
+            f"line {number * i % 17} of {number}: the quick brown fox" for i in range(lines_each)
+        ]
         (folder / f"{number}.txt").write_text("\n".join(lines), encoding="utf-8")
     return folder
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 import errno
 import fcntl
 import hashlib
-import os
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -24,6 +23,7 @@ from swarmd.data.token_folder import LAYOUT_VERSION, Packed, open_folder
 from swarmd.data.token_writing import Recipe, Tell, write_tokens
 from swarmd.data.tokeniser import Tokeniser
 from swarmd.errors import Corrupt, DiskFull, NotPermitted, StoreError
+from swarmd.store import sync
 
 ASIDE_PREFIX = ".aside-"
 
@@ -98,11 +98,11 @@ def aside(parent: Path) -> Iterator[Path]:
 
 def put_in_place(made: Path, folder: Path) -> None:
     """All or nothing: a reader of `folder` sees what was there before, or this."""
-    _sync_folder(made)
+    sync(made)
     if folder.exists():
         shutil.rmtree(folder)
     made.rename(folder)
-    _sync_folder(folder.parent)
+    sync(folder.parent)
 
 
 @contextmanager
@@ -127,14 +127,6 @@ def _only_packer(parent: Path) -> Iterator[None]:
         for left_over in parent.glob(f"{ASIDE_PREFIX}*"):
             shutil.rmtree(left_over, ignore_errors=True)
         yield
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _other_content(source: Source, expected: str, found: str) -> DataMissing:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 import trio
+from inprocess_runs import write_text
 from inprocess_swarm import InProcessSwarm, in_process_swarm
 
 from swarmd.compute.twin import train_twin
@@ -28,12 +29,7 @@ STEPS = 20
 
 @pytest.fixture
 def text_folder(tmp_path: Path) -> Path:
-    folder = tmp_path / "text"
-    folder.mkdir()
-    for number in range(40):
-        lines = [f"line {number * i % 17} of {number}: the quick brown fox" for i in range(60)]
-        (folder / f"{number}.txt").write_text("\n".join(lines), encoding="utf-8")
-    return folder
+    return write_text(tmp_path / "text")
 
 
 def run_over(folder: Path, stages: int, *, wire: str = "fp32", peers: int = 0) -> RunConfig:

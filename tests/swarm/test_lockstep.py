@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 from compute_helpers import small_run
+from inprocess_runs import write_text
 from inprocess_swarm import in_process_swarm
 from outer_helpers import flat_weights
 from torch import Tensor
@@ -53,10 +54,7 @@ class Swarm:
 
 
 def run_over_text(folder: Path, **changes: Any) -> RunConfig:
-    folder.mkdir()
-    for number in range(40):
-        lines = [f"line {number * i % 17} of {number}: the quick brown fox" for i in range(60)]
-        (folder / f"{number}.txt").write_text("\n".join(lines), encoding="utf-8")
+    write_text(folder)
     source = f"text:{folder}/*.txt"
     data = DataConfig(
         source=source, content_hash=content_hash(parse_source(source)), held_out_sequences=4

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from inprocess_runs import write_text
 from real_swarm import RealSwarm, real_swarm
 
 pytestmark = [pytest.mark.process, pytest.mark.swarm, pytest.mark.slow]
@@ -49,11 +50,7 @@ mix2_group = {mix2_group}
 
 @pytest.fixture
 def text(tmp_path: Path) -> str:
-    folder = tmp_path / "text"
-    folder.mkdir()
-    for number in range(40):
-        lines = [f"line {number * i % 17} of {number}: the quick brown fox" for i in range(120)]
-        (folder / f"{number}.txt").write_text("\n".join(lines), encoding="utf-8")
+    folder = write_text(tmp_path / "text", lines_each=120)
     return json.dumps(f"text:{folder}/*.txt")
 
 
