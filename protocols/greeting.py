@@ -2,7 +2,9 @@
 
 Each side sends Hello when the link comes up. A link counts as greeted once the other's Hello named
 our run and a protocol version we share; until then only Hello, Refusal and RunRequest are heard.
-A refusal always says why, so that the other side can tell its user.
+A refusal always says why, so that the other side can tell its user. A link on which no Hello comes
+is ended after GREETING_S: nobody else would, for to the transport it is alive and to membership it
+does not exist, and as long as it stands the peer is not dialled again.
 """
 
 from __future__ import annotations
@@ -17,6 +19,9 @@ from swarmd.protocols.run_shape import RunShape
 PROTOCOL_MIN = 1
 PROTOCOL_MAX = 1
 """What this version of swarmd speaks."""
+
+GREETING_S = 30.0
+"""A newcomer may first ask for the run and check it."""
 
 
 def common_protocol(ours: tuple[int, int], theirs: tuple[int, int]) -> int | None:
@@ -41,10 +46,24 @@ class Greeting:
             min(PROTOCOL_MAX, shape.protocol_max),
         )
         self.greeted: dict[PeerId, control.Hello] = {}
+        self._linked_s: dict[PeerId, float] = {}
+        """Since when links have been up on which no Hello was accepted."""
         self.refused: Counter[str] = Counter()
         """Hellos we turned down, by code."""
         self.refused_us: dict[PeerId, str] = {}
         """Why others turned us down."""
+
+    def linked(self, peer: PeerId, record: gossip.SignedRecord, now_s: float) -> list[fx.Effect]:
+        """A link has come up."""
+        self._linked_s[peer] = now_s
+        return self.hello(peer, record)
+
+    def review(self, now_s: float) -> list[fx.Effect]:
+        """End the links that have waited long enough for a Hello."""
+        late = [peer for peer, at_s in self._linked_s.items() if now_s - at_s >= GREETING_S]
+        for peer in late:
+            del self._linked_s[peer]
+        return [fx.Drop(peer, "no_hello") for peer in sorted(late)]
 
     def hello(
         self, peer: PeerId, record: gossip.SignedRecord, *, is_reply: bool = False
@@ -74,6 +93,7 @@ class Greeting:
             text = f"we speak {self._ours[0]}..{self._ours[1]}, you {theirs[0]}..{theirs[1]}"
             return False, self._refuse(peer, "version_mismatch", text)
         self.greeted[peer] = hello
+        self._linked_s.pop(peer, None)
         self.refused_us.pop(peer, None)
         return True, []
 
@@ -93,6 +113,7 @@ class Greeting:
         return [fx.Send(peer, body)]
 
     def lost(self, peer: PeerId) -> None:
+        self._linked_s.pop(peer, None)
         self.greeted.pop(peer, None)
 
     def _refuse(self, peer: PeerId, code: str, text: str) -> list[fx.Effect]:

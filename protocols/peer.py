@@ -107,7 +107,7 @@ class PeerMachine:
             case fx.Started():
                 return self._started(now_s)
             case fx.LinkUp(peer):
-                return self.greeting.hello(peer, self.membership.signed)
+                return self.greeting.linked(peer, self.membership.signed, now_s)
             case fx.LinkDown(peer):
                 self.greeting.lost(peer)
                 effects = self.membership.handle(event, now_s)
@@ -249,7 +249,8 @@ class PeerMachine:
     def _review(self, now_s: float) -> list[fx.Effect]:
         """Every so often: tell the others how far we are, and look again at our stage."""
         view, linked = self.membership.view(now_s), frozenset(self.greeting.greeted)
-        effects = self.work.review(view, self.coverage, linked, self.has_begun, now_s)
+        effects = self.greeting.review(now_s)
+        effects += self.work.review(view, self.coverage, linked, self.has_begun, now_s)
         self._mind_progress(now_s)
         return effects + self.membership.update_own(now_s, **self.work.progress(now_s))
 
