@@ -14,6 +14,7 @@ from typing import Any
 
 import click
 
+from swarmd.cli.output import OutputFailed
 from swarmd.errors import (
     ComputeError,
     DiskFull,
@@ -85,6 +86,8 @@ def failure_of(error: BaseException) -> Failure:
             return Failure("terminated", TERMINATED, "terminated")
         case click.ClickException():
             return Failure("failed", error.exit_code, error.format_message())
+        case OutputFailed():
+            return Failure("output_failed", FAILED, f"standard output cannot be written: {error}")
         case DiskFull():
             return Failure("disk_full", FAILED, str(error), "free some space")
         case NotPermitted():
@@ -114,7 +117,7 @@ def drop_output() -> None:
     for stream in (sys.stdout, sys.stderr):
         try:
             os.dup2(nowhere, stream.fileno())
-        except (OSError, ValueError):  # not a real file: a test's
+        except (AttributeError, OSError, ValueError):  # not a real file: a test's, or none
             continue
     os.close(nowhere)
 

@@ -213,6 +213,14 @@ def _store(name: str) -> Callable[[click.Context, click.Parameter, Any], None]:
     return callback
 
 
+def _show_help(ctx: click.Context, param: click.Parameter, value: bool) -> None:
+    if value and not ctx.resilient_parsing:
+        session = ctx.find_object(Session)
+        assert session is not None
+        session.printer.line(ctx.get_help())
+        ctx.exit()
+
+
 def _serve_version(version: int) -> None:
     if version not in SCHEMA_VERSIONS:
         served = ", ".join(str(known) for known in SCHEMA_VERSIONS)
@@ -262,6 +270,13 @@ class _Shared(click.Command):
             for arg in args[:end]
         ]
         return super().parse_args(ctx, renamed + args[end:])
+
+    def get_help_option(self, ctx: click.Context) -> click.Option | None:
+        """Help goes through the printer: a reader that goes away is no failure."""
+        found = super().get_help_option(ctx)
+        if found is not None:
+            found.callback = _show_help
+        return found
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         own: list[tuple[str, str]] = []

@@ -16,7 +16,7 @@ import click
 
 from swarmd.cli import commands, exits
 from swarmd.cli.framework import SECTIONS, Group, Session
-from swarmd.cli.output import OutputClosed, Printer
+from swarmd.cli.output import OutputClosed, OutputFailed, Printer
 
 
 class Root(Group):
@@ -82,12 +82,14 @@ def _report(session: Session, error: BaseException) -> int:
     printer = session.printer
     is_json = printer.is_json or any(arg.split("=")[0] == "--json" for arg in session.argv)
     try:
-        if is_json:
+        if is_json and not isinstance(error, OutputFailed):
             printer.object(_error_object(failure))
         printer.error(failure.lines())
         if printer.is_verbose and failure.code not in ("interrupted", "terminated"):
             printer.error(exits.traceback_of(error))
-    except OutputClosed:
+    except (OutputClosed, OutputFailed):
+        exits.drop_output()
+    if isinstance(error, OutputFailed):
         exits.drop_output()
     return failure.exit_code
 

@@ -17,7 +17,8 @@ ASCII = str.maketrans(
     {"·": ".", "█": "#", "░": ".", "…": "...", "×": "x", "—": "-", "–": "-", "→": "->"}
     | dict(zip("▁▂▃▄▅▆▇", "_.-=+*#", strict=True))
 )
-WIDTH_MIN = 60
+WIDTH_MIN = 40
+"""Narrower terminals get lines of that width, and break them themselves."""
 PIPE_WIDTH = 10_000
 """Nothing is cut for a program."""
 _STYLES = {"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33"}
@@ -36,8 +37,17 @@ def harmless(text: str) -> str:
     return "".join("?" if unicodedata.category(letter)[0] == "C" else letter for letter in text)
 
 
+def nowhere() -> TextIO:
+    """Where a command writes that was started without this stream."""
+    return open(os.devnull, "w", encoding="utf-8")
+
+
 class OutputClosed(Exception):
     """Whoever read our output has gone. Not an OSError: click would make an exit status of that."""
+
+
+class OutputFailed(Exception):
+    """Standard output takes nothing more, as on a full disk: what was asked for is not there."""
 
 
 class Printer:
@@ -49,8 +59,8 @@ class Printer:
         err: TextIO | None = None,
         environ: Mapping[str, str] | None = None,
     ) -> None:
-        self._out = out or sys.stdout
-        self._err = err or sys.stderr
+        self._out = out or sys.stdout or nowhere()
+        self._err = err or sys.stderr or nowhere()
         self._env = os.environ if environ is None else environ
         self._ascii = not is_utf8(self._env)
         self.is_json = False
@@ -137,3 +147,7 @@ class Printer:
             stream.flush()
         except BrokenPipeError as error:
             raise OutputClosed from error
+        except OSError as error:
+            if stream is self._out:
+                raise OutputFailed(error.strerror or str(error)) from error
+            # talk that cannot be written changes nothing

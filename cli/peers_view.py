@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from swarmd.cli import format as f
-from swarmd.cli.layout import table
+from swarmd.cli.layout import table, wrap
 from swarmd.cli.output import harmless
 from swarmd.peers_record import PeerRow
 
@@ -40,10 +40,10 @@ def peer_lines(
         if max(map(len, lines)) <= width or not droppable:
             break
         columns.remove(max(droppable, key=lambda column: column.rank))
-    return [*lines, "", _summary(rows, known, tokens_per_s)]
+    return [*lines, "", *_summary(rows, known, tokens_per_s, width)]
 
 
-def _summary(rows: list[PeerRow], known: int, tokens_per_s: float | None) -> str:
+def _summary(rows: list[PeerRow], known: int, tokens_per_s: float | None, width: int) -> list[str]:
     alive = sum(row.liveness in ("alive", "suspect") for row in rows)
     suspect = sum(row.liveness == "suspect" for row in rows)
     parts = [
@@ -54,7 +54,8 @@ def _summary(rows: list[PeerRow], known: int, tokens_per_s: float | None) -> str
     if tokens_per_s is not None:
         parts.append(f"swarm {f.scaled(tokens_per_s)} tok/s")
     hidden = known - len(rows)
-    return " · ".join(parts) + (f"     ({len(rows)} shown; all with --all)" if hidden > 0 else "")
+    line = " · ".join(parts) + (f"     ({len(rows)} shown; all with --all)" if hidden > 0 else "")
+    return [line] if len(line) <= width else wrap(line, width, first="", follow="  ")
 
 
 def _name(row: PeerRow, rows: list[PeerRow]) -> str:
@@ -108,12 +109,12 @@ _COLUMNS = (
     _Column("PEER", "name"),
     _Column("ST", "stage", is_number=True),
     _Column("STATE", "state"),
-    _Column("PATH", "path", rank=1),
-    _Column("RTT", "rtt", is_number=True, rank=2),
-    _Column("UP / DOWN Mbit/s", "rates", is_number=True, rank=4),
+    _Column("PATH", "path", rank=2),
+    _Column("RTT", "rtt", is_number=True, rank=3),
+    _Column("UP / DOWN Mbit/s", "rates", is_number=True, rank=5),
     _Column("TOK/S", "speed", is_number=True),
-    _Column("SENT", "sent", is_number=True, rank=5),
-    _Column("RATIO", "ratio", is_number=True, rank=6),
-    _Column("SHARE", "share", is_number=True, rank=3),
-    _Column("SEEN", "seen"),
+    _Column("SENT", "sent", is_number=True, rank=6),
+    _Column("RATIO", "ratio", is_number=True, rank=7),
+    _Column("SHARE", "share", is_number=True, rank=4),
+    _Column("SEEN", "seen", rank=1),
 )

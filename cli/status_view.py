@@ -95,7 +95,8 @@ def _round(status: Status, width: int) -> list[str]:
     done = progress.inner_step % steps
     if done == 0 and progress.inner_step and progress.round_phase not in (None, "inner"):
         done = steps
-    text = f"{number}{bar(done / steps, _BAR_WIDTH)}  {done} of {steps} steps"
+    bar_width = _BAR_WIDTH if width >= 60 else _BAR_WIDTH // 2
+    text = f"{number}{bar(done / steps, bar_width)}  {done} of {steps} steps"
     left = None if progress.eta_s is None else f"{f.about(progress.eta_s)} left"
     return row("round", [text, left], width)
 

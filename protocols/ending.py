@@ -4,6 +4,8 @@
     none -> draining -> leaving -> gone      leave, SIGTERM
     none -> complete -> leaving -> gone      the run's last step
 
+`finish` is a leave that begins when the running outer round has ended.
+
 Nothing here waits for anybody without a bound. The daemon keeps the deadline of the whole
 (`drain_deadline_s`); `drop` is what it calls when that has passed.
 """
@@ -29,6 +31,8 @@ class Ending:
     code: str = ""
     leaves: bool = False
     since_s: float = 0.0
+    finishes: int | None = None
+    """The outer round after which to leave, if that was asked for (`finish`)."""
 
     @property
     def takes_no_work(self) -> bool:
@@ -47,6 +51,7 @@ class Ending:
 
     def resume(self) -> bool:
         """Undo a drain. False if there is none, or it is too late."""
+        self.finishes = None
         if self.phase in ("draining", "idle") and not self.leaves:
             self.phase, self.code = "none", ""
             return True

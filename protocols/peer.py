@@ -301,6 +301,9 @@ class PeerMachine:
                 if not self.ending.drain(now_s, leaves=command.name == "leave"):
                     return []
                 return [fx.Emit("drain_started", {}), *self._set_draining(True, now_s)]
+            case "finish":
+                self.ending.finishes = self.work.round
+                return []
             case "pause":
                 self.paused = Reason(code="paused", text=str(command.args.get("text", "paused")))
                 return self._set_draining(True, now_s)
@@ -331,6 +334,9 @@ class PeerMachine:
     def _end(self, now_s: float) -> list[fx.Effect]:
         """Notice the run's end, and go on with a stop that is under way."""
         effects: list[fx.Effect] = []
+        if self.ending.finishes is not None and self._has_finished(self.ending.finishes):
+            self.ending.finishes = None
+            effects += self._command(fx.Command("leave"), now_s)
         if self._is_complete(now_s) and self.ending.complete(now_s):
             effects += self.membership.update_own(now_s, round=self.shape.rounds)
         begun = self.ending.advance(
@@ -345,6 +351,10 @@ class PeerMachine:
         elif begun == "gone":
             effects.append(fx.Emit("peer_ended", {"code": self.ending.code}))
         return effects
+
+    def _has_finished(self, round_number: int) -> bool:
+        """Its outer step is in the weights; who holds no stage has nothing to finish."""
+        return self.work.round > round_number or not self.work.is_held
 
     def _is_complete(self, now_s: float) -> bool:
         """Every micro-batch has ended, and the last held-out loss is known or overdue."""

@@ -9,3 +9,7 @@ samples from it.
     order       which sample comes when: a permutation that needs no memory
     corpus      all of it together: the samples of a micro-batch
 """
+
+INSTALL_HINT = "install it, or in a checkout all of them: `python -m pip install '.[data]'`"
+"""Where an optional package is missing. The project is on no package index, so its name alone
+would install something else or nothing."""

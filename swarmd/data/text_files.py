@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
+from swarmd.data import INSTALL_HINT
 from swarmd.data.documents import (
     READ_BYTES,
     DataMissing,
@@ -88,7 +89,7 @@ def needs_package(what: str, package: str, path: str) -> DataMissing:
     return DataMissing(
         f"{what} needs the package {package}, which is not installed",
         path=path,
-        hint="pip install 'swarmd[data]' brings all of them",
+        hint=INSTALL_HINT,
     )
 
 

@@ -21,6 +21,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
+from swarmd.data import INSTALL_HINT
 from swarmd.data.documents import EXIT_BAD_CONFIG, DataMissing
 from swarmd.errors import UserError
 
@@ -96,7 +97,7 @@ class JsonTokeniser:
             raise DataMissing(
                 f"the tokeniser {where} needs the package tokenizers, which is not installed",
                 path=where,
-                hint="pip install 'swarmd[data]'",
+                hint=INSTALL_HINT,
             ) from None
         try:
             self._inner = Tokenizer.from_str(body.decode())

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from swarmd.node.peer_node import PeerNode
 
 LEAVE_POLL_S = 0.05
+ID_PART_CHARS_MIN = 4
 
 
 def control_handlers(node: PeerNode) -> Handlers:
@@ -41,6 +42,7 @@ def control_handlers(node: PeerNode) -> Handlers:
         "run": _Run(node),
         "leave": _Leave(node, leaves=True),
         "drain": _Leave(node, leaves=False),
+        "finish": _Finish(node, leaves=True),
         "pause": _Simple(node, "pause"),
         "resume": _Simple(node, "resume"),
         "cordon": _Simple(node, "cordon"),
@@ -51,7 +53,7 @@ def control_handlers(node: PeerNode) -> Handlers:
         "contributions": _Contributions(node),
         "ledger": _Ledger(node),
         "peers_ping": _Ping(node),
-        "peers_forget": _Simple(node, "forget"),
+        "peers_forget": _Forget(node),
         "inject": _Inject(node),
         "dump": _Dump(node),
     }
@@ -135,19 +137,38 @@ class _Ledger(_Answer):
 
 class _Ping(_Answer):
     async def __call__(self, args: Args) -> Any:
-        machine = _machine(self._node)
-        wanted = str(args.get("id", ""))
-        view = machine.membership.view(trio.current_time())
-        found = [p for p in view.peers if p.peer.startswith(wanted) or p.record.name == wanted]
-        if len(found) != 1:
-            raise UserError(f"{wanted!r} is no one peer", code="unknown_peer", exit_code=2)
-        rtt_s = machine.membership.rtt_s(found[0].peer)
-        if rtt_s is None:
+        machine, transport = _machine(self._node), self._node.transport
+        peer, name = _peer_meant(machine, str(args.get("id", "")))
+        rtt_s = machine.membership.rtt_s(peer)
+        links = [] if transport is None else transport.statistics()
+        paths = [link.path for link in links if link.peer == peer and link.path != "none"]
+        if rtt_s is None or not paths:
             raise UserError(
-                f"there is no link to {found[0].record.name}", code="no_link", exit_code=1
+                f"there is no link to {name}",
+                code="no_link",
+                exit_code=1,
+                hint="links are kept to neighbours only; `swarmd peers` shows them",
             )
-        data = {"rtt_ms": round(1e3 * rtt_s, 3), "path": "direct"}
+        data = {"rtt_ms": round(1e3 * rtt_s, 3), "path": paths[0]}
         return Done(command="peers ping", data=data)
+
+
+class _Forget(_Answer):
+    async def __call__(self, args: Args) -> Any:
+        machine = _machine(self._node)
+        peer, name = _peer_meant(machine, str(args.get("id", "")))
+        view = machine.membership.view(trio.current_time())
+        if peer == machine.peer or peer in [found.peer for found in view.present()]:
+            raise UserError(
+                f"{name} is there",
+                code="peer_alive",
+                exit_code=2,
+                hint="only who left or died can be forgotten",
+            )
+        assert self._node.driver is not None
+        self._node.driver.put(fx.Command("forget", {"id": peer}))
+        await trio.sleep(0)
+        return Done(command="peers forget")
 
 
 class _Run(_Answer):
@@ -185,6 +206,18 @@ class _Leave(_Answer):
             drain_s=round(trio.current_time() - begun_s, 3),
             exit_code=5 if incomplete else 0,
         )
+
+
+class _Finish(_Leave):
+    """After the running outer round. The machine goes by itself then, whoever still waits."""
+
+    async def __call__(self, args: Args) -> Any:
+        machine = _machine(self._node)
+        assert self._node.driver is not None
+        self._node.driver.put(fx.Command("finish"))
+        while machine.ending.phase == "none":
+            await trio.sleep(LEAVE_POLL_S)
+        return await super().__call__(args)
 
 
 class _Simple(_Answer):
@@ -246,6 +279,23 @@ class _Dump(_Answer):
                 "lag_s_max": node.driver.lag_s_max,
             }
         return Done(command="debug dump", data=data)
+
+
+def _peer_meant(machine: Any, text: str) -> tuple[PeerId, str]:
+    """The one peer with this name, id, or beginning or end (4 characters or more) of an id."""
+    peers = machine.membership.view(trio.current_time()).peers
+    found = [peer for peer in peers if text in (peer.peer, peer.record.name)]
+    if not found and len(text) >= ID_PART_CHARS_MIN:
+        found = [peer for peer in peers if peer.peer.startswith(text) or peer.peer.endswith(text)]
+    if len(found) != 1:
+        several = f"{len(found)} peers are meant by {text!r}"
+        raise UserError(
+            several if found else f"no peer is called {text!r}",
+            code="ambiguous_peer" if found else "unknown_peer",
+            exit_code=2,
+            hint="`swarmd peers --all --json` shows every id in full",
+        )
+    return PeerId(found[0].peer), found[0].record.name or found[0].peer
 
 
 def _machine(node: PeerNode) -> Any:

@@ -44,22 +44,20 @@ ALL = list(every_command())
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_help_works_and_names_the_shared_flags(
-    name: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert swarmd(*name.split(), "--help").code == 0
-    text = capsys.readouterr().out
+def test_help_works_and_names_the_shared_flags(name: str) -> None:
+    found = swarmd(*name.split(), "--help")
+    assert found.code == 0
+    text = found.out
     assert f"Usage: swarmd {name}" in text
     for flag in ("--home", "--json", "--quiet", "--verbose", "--no-color", "--no-input",
                  "--timeout", "--yes"):  # fmt: skip
         assert flag in text
 
 
-def test_root_help_lists_every_command_in_its_section(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    assert swarmd("--help").code == 0
-    text = capsys.readouterr().out
+def test_root_help_lists_every_command_in_its_section() -> None:
+    found = swarmd("--help")
+    assert found.code == 0
+    text = found.out
     listed = [line.split()[0] for line in text.splitlines() if line.startswith("  ")]
     for name in root.list_commands(click.Context(root)):
         assert name in listed
@@ -182,11 +180,35 @@ def test_sigterm_is_143_without_a_traceback(tmp_path: Path) -> None:
 
 
 @pytest.mark.process
-def test_reader_that_goes_away_is_a_quiet_end(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "swarmd", "--home", str(tmp_path / "h"), "schema", "status"]
+@pytest.mark.parametrize("words", [["schema", "status"], ["--help"], ["join", "--help"]])
+def test_reader_that_goes_away_is_a_quiet_end(tmp_path: Path, words: list[str]) -> None:
+    command = [sys.executable, "-m", "swarmd", "--home", str(tmp_path / "h"), *words]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as child:
         assert child.stdout is not None
         child.stdout.close()
         assert child.stderr is not None
         assert child.stderr.read() == b""
         assert child.wait(20) == 0
+
+
+@pytest.mark.process
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
+def test_full_output_is_one_line_and_exit_1_and_full_talk_changes_nothing(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "swarmd", "--home", str(tmp_path / "h")]
+    with Path("/dev/full").open("w") as full:
+        data = subprocess.run(
+            [*command, "version", "--json"], stdout=full, stderr=subprocess.PIPE, check=False
+        )
+        talk = subprocess.run([*command, "status"], stderr=full, check=False)
+    assert (data.returncode, data.stderr.decode()) == (
+        1,
+        "swarmd: error: standard output cannot be written: No space left on device "
+        "(output_failed)\n",
+    )
+    assert talk.returncode == 3
+
+
+@pytest.mark.process
+def test_command_without_any_open_stream_still_ends_with_its_code(tmp_path: Path) -> None:
+    line = f'"{sys.executable}" -m swarmd --home "{tmp_path}/h" version <&- >&- 2>&-'
+    assert subprocess.run(line, shell=True, check=False).returncode == 0

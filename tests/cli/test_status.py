@@ -63,6 +63,15 @@ def test_nothing_measured_yet_is_short(daemon: FakeDaemon) -> None:
     assert found.lines[2:] == ["  STARTING   step 1 of 5: network (starting) for 0.2 s"]
 
 
+def test_at_40_columns_no_line_is_longer_but_for_one_long_fact(daemon: FakeDaemon) -> None:
+    peers = swarmd("peers", "--no-color", home=daemon.home, width=40)
+    assert max(map(len, peers.lines)) <= 40
+    status = swarmd("status", "--no-color", home=daemon.home, width=40)
+    facts = [line for line in status.lines if len(line) > 40 and not line.startswith("alder")]
+    assert all(" · " not in line.lstrip(" ·") for line in facts), facts
+    assert len(swarmd("status", "--json", home=daemon.home, width=40).lines) == 1
+
+
 def test_at_60_columns_everything_can_still_be_read(daemon: FakeDaemon) -> None:
     found = swarmd("status", "--no-color", home=daemon.home, width=60)
     assert max(map(len, found.lines)) <= 60
