@@ -32,6 +32,7 @@ from swarmd.identity import Identity, load_or_create
 from swarmd.json_record import utc
 from swarmd.logs import start_logging, stop_logging
 from swarmd.named_limits import NamedLimits, limits_of
+from swarmd.node.life import Life
 from swarmd.node.peer_node import PeerNode
 from swarmd.node.stopping import Watchdog, watch_lifeline, watch_signals
 from swarmd.peer_config import PeerConfig
@@ -114,15 +115,17 @@ class Daemon:
     ) -> None:
         self.request = request
         self.node = PeerNode(
-            request.home,
-            request.config,
-            identity,
-            incarnation,
-            started_at,
-            stays=request.stays,
-            is_founder=request.is_first,
+            Life(
+                home=request.home,
+                config=request.config,
+                identity=identity,
+                incarnation=incarnation,
+                started_at=started_at,
+                is_founder=request.is_first,
+                stays=request.stays,
+                injection=request.inject,
+            )
         )
-        self.node.injection = request.inject
         self._end: End | None = None
         self._scope = trio.CancelScope()
         self._watchdog = Watchdog()

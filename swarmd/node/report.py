@@ -92,7 +92,7 @@ class Reporter:
             node.transport,
             now_s,
             started_s=self._started_s,
-            started_at=node.started_at,
+            started_at=node.life.started_at,
         )
         return replace(status, **parts.record())
 
@@ -108,20 +108,22 @@ class Reporter:
     def _peer_part(self) -> PeerPart:
         node = self._node
         addresses = [] if node.transport is None else node.transport.addresses()
-        origin = "announce" if node.config.announce else "listen"
+        origin = "announce" if node.life.config.announce else "listen"
         info = {} if node.machine is None else node.machine.work.worker_info
         return PeerPart(
-            id=node.identity.peer_id,
-            name=node.name,
-            incarnation=node.incarnation,
+            id=node.life.peer,
+            name=node.life.name,
+            incarnation=node.life.incarnation
+            if node.machine is None
+            else node.machine.membership.record.incarnation,
             pid=os.getpid(),
-            home=str(node.home),
-            started_at=node.started_at,
-            observer=node.config.observe,
+            home=str(node.life.home),
+            started_at=node.life.started_at,
+            observer=node.life.config.observe,
             device=Device(
                 kind=_kind(info.get("device")),
                 name=info.get("device_name"),
-                threads=info.get("threads") or node.config.threads,
+                threads=info.get("threads") or node.life.config.threads,
                 micro_batch=info.get("micro_batch"),
             ),
             reachable=self._reachable(),
@@ -222,7 +224,8 @@ class Reporter:
         machine = self._node.machine
         code = "" if machine is None else machine.work.checkpoints.failed_code
         if code and code in BAD:
-            text = f"the last checkpoint could not be written below {self._node.home.checkpoints}"
+            folder = self._node.life.home.checkpoints
+            text = f"the last checkpoint could not be written below {folder}"
             impact = "training goes on; after a crash more of it would be done again"
             self.health.hold(code, text, impact=impact, fix="make room, or move the data directory")
 

@@ -1,0 +1,110 @@
+"""Gets the machine's stage into a compute worker: the device, the lane, the state to start from."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+
+import trio
+
+from swarmd.buffers import SlotPool
+from swarmd.compute_api import WorkerConfig
+from swarmd.device_probe import probe_devices
+from swarmd.devices import DeviceChoice, choose_devices
+from swarmd.errors import UserError
+from swarmd.node.lane import ComputeLane
+from swarmd.node.life import Life
+from swarmd.node.process_backend import ProcessBackend
+from swarmd.peer_config import PeerConfig
+from swarmd.protocols import effects as fx
+from swarmd.run_config import RunConfig
+
+log = logging.getLogger("swarmd.node")
+
+
+class StageLoader:
+    """One worker, made when the first stage is wanted.
+
+    on_event: told of the worker's events, as the driver's `put`. on_gone: told (code, text) when
+    there will be no worker any more. path_of: where a state that the machine names lies.
+    """
+
+    def __init__(
+        self,
+        life: Life,
+        run: RunConfig,
+        slots: SlotPool,
+        device: DeviceChoice | None,
+        nursery: trio.Nursery,
+        *,
+        on_event: Callable[[fx.Event], None],
+        on_gone: Callable[[str, str], None],
+        path_of: Callable[[str], Path],
+    ) -> None:
+        self._life = life
+        self._run = run
+        self._slots = slots
+        self._device = device
+        self._nursery = nursery
+        self._on_event = on_event
+        self._on_gone = on_gone
+        self._path_of = path_of
+        self._wanted_state: str | None = None
+        self.lane: ComputeLane | None = None
+
+    def load(self, wanted: fx.LoadStage) -> ComputeLane:
+        """Have a worker that holds this stage. Returns the lane in front of it."""
+        settings = self._life.config
+        config = WorkerConfig(
+            run=self._run,
+            stage=wanted.stage,
+            device=self._device.device if self._device else "cpu",
+            state_file=None if wanted.state is None else self._path_of(wanted.state),
+            injection=self._life.injection,
+            threads=settings.threads,
+            micro_batch_max=settings.micro_batch if settings.micro_batch != "auto" else None,
+            cache_dir=self._life.home.cache,
+        )
+        self._wanted_state = wanted.state
+        if self.lane is None:
+            self.lane = self._make_lane(config)
+        self.lane.load_nowait(config)
+        return self.lane
+
+    def _make_lane(self, config: WorkerConfig) -> ComputeLane:
+        backend = ProcessBackend(
+            config,
+            self._slots,
+            nursery=self._nursery,
+            environment=self._device.environment if self._device else None,
+        )
+        lane = ComputeLane(backend, self._told, on_gone=self._on_gone)
+        self._nursery.start_soon(lane.run)
+        return lane
+
+    def _told(self, event: fx.Event) -> None:
+        """From the lane to the machine. A worker that is ready says what it started from."""
+        if isinstance(event, fx.ComputeReady):
+            event = fx.ComputeReady({**event.info, "state": self._wanted_state})
+        self._on_event(event)
+
+
+def choose_device(config: PeerConfig) -> DeviceChoice | None:
+    """Blocking. None: the CPU, as asked, without looking any further.
+
+    Raises UserError (exit 2) for a device that does not exist or cannot be used.
+    """
+    if config.observe or (config.device == "cpu" and not config.gpu):
+        return None
+    chosen = choose_devices(probe_devices(), config.gpu, config.device)
+    if len(chosen) > 1:
+        raise UserError(
+            f"--gpu was given {len(chosen)} times; this version computes on one device",
+            code="usage",
+            exit_code=2,
+            hint="start one daemon for each device, with a home of its own",
+        )
+    choice, why = chosen[0]
+    log.info("device name=%s device=%s why=%s", choice.name, choice.device, why)
+    return choice
