@@ -25,7 +25,7 @@ NEEDS_DAEMON = [
 READING = [
     "--help", "status", "status --json", "peers", "plan", "metrics", "events", "logs",
     "wait --for joined", "config show", "config validate", "identity show", "run ls", "run show",
-    "schema status", "version", "paths", "ps", "join --help", "leave",
+    "schema status", "version", "paths", "ps", "join --help", "leave", "bugreport",
 ]  # fmt: skip
 HEAVY = ("torch", "numpy", "libp2p", "trio", "rich", "multiaddr")
 

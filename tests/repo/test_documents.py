@@ -122,7 +122,7 @@ def faults_of(line: str) -> list[str]:
     return faults
 
 
-PROMISED = ("doctor", "netcheck", "service", "bugreport")
+PROMISED = ("doctor", "netcheck", "service")
 """Commands of which the README says that they are not there yet."""
 
 
