@@ -274,6 +274,11 @@ class LoadStage:
 
 
 @dataclass(frozen=True, slots=True)
+class UnloadStage:
+    """End the worker, so that the device is free. No event follows; jobs it had are lost."""
+
+
+@dataclass(frozen=True, slots=True)
 class ReadFile:
     """Read a piece of a file into a slot. Ends as FileRead or FileFailed, as all file effects do
     once, with the same token. Paths are names below the peer's own state directory."""
@@ -345,6 +350,7 @@ Effect = (
     | ClearTimer
     | Compute
     | LoadStage
+    | UnloadStage
     | ReadFile
     | WriteFile
     | HashFile

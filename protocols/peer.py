@@ -29,6 +29,7 @@ from swarmd.protocols.membership import Membership
 from swarmd.protocols.messages import control, gossip, is_of, ledger, mixing
 from swarmd.protocols.messages import pipeline as pipeline_messages
 from swarmd.protocols.messages import state as state_messages
+from swarmd.protocols.pauses import Pauses
 from swarmd.protocols.peer_setup import PeerSetup
 from swarmd.protocols.reasons import Reason, SecondsByReason
 from swarmd.protocols.roster import RosterView
@@ -71,7 +72,7 @@ class PeerMachine:
         self.entry_causes: dict[PeerId, dict[str, str]] = {}
         """Entry addresses that do not answer, with why."""
         self.failed: Reason | None = None
-        self.paused: Reason | None = None
+        self.pauses = Pauses()
         self.stall = StallWatch(setup.stall_after_s, now_s)
         self.stalled_since_s: float | None = None
         self.was_with_others = False
@@ -198,7 +199,9 @@ class PeerMachine:
             self._revision = view.revision  # progress alone: what follows waits for the review
             self.coverage = coverage_of(view, self.shape.stages)
         effects += self.work.open_rounds(now_s)
-        if self.may_train and not self.ending.takes_no_work and self.paused is None:
+        if self.pauses.current is not None:
+            effects += self.work.rest()
+        elif self.may_train and not self.ending.takes_no_work:
             effects += self.work.lead(now_s)
         effects += self._end(now_s)
         fields = self.work.take_fields()
@@ -251,11 +254,13 @@ class PeerMachine:
         view, linked = self.membership.view(now_s), frozenset(self.greeting.greeted)
         effects = self.greeting.review(now_s)
         effects += self.work.review(view, self.coverage, linked, self.has_begun, now_s)
+        if self.pauses.is_over(now_s):
+            effects += self._set_draining(self._takes_no_work, now_s)
         self._mind_progress(now_s)
         return effects + self.membership.update_own(now_s, **self.work.progress(now_s))
 
     def _mind_progress(self, now_s: float) -> None:
-        stands_still = self.paused is not None or self.ending.takes_no_work
+        stands_still = self._takes_no_work
         settled, counted = self.leases.ledger.settled, self.membership.record.micro_batches
         ended = len(self.leases.ledger.ended(settled)) if settled < self.shape.rounds else 0
         self.stalled_since_s = self.stall.look(
@@ -305,12 +310,17 @@ class PeerMachine:
                 self.ending.finishes = self.work.round
                 return []
             case "pause":
-                self.paused = Reason(code="paused", text=str(command.args.get("text", "paused")))
+                self.pauses.say(command.args, now_s)
                 return self._set_draining(True, now_s)
+            case "rule":
+                before = self._takes_no_work
+                self.pauses.obey(command.args, now_s)
+                changed = self._takes_no_work != before
+                return self._set_draining(not before, now_s) if changed else []
             case "resume":
-                self.paused = None
+                self.pauses.word = None
                 self.ending.resume()
-                return self._set_draining(False, now_s)
+                return self._set_draining(self._takes_no_work, now_s)
             case "cordon" | "uncordon":
                 return self.membership.update_own(now_s, cordoned=command.name == "cordon")
             case "pin" | "unpin":
@@ -321,6 +331,10 @@ class PeerMachine:
                 self.membership.forget(PeerId(str(command.args["id"])))
                 return []
         raise LocalProtocolError("malformed", f"no command {command.name}")
+
+    @property
+    def _takes_no_work(self) -> bool:
+        return self.pauses.current is not None or self.ending.takes_no_work
 
     def _set_draining(self, on: bool, now_s: float) -> list[fx.Effect]:
         effects = self.work.set_draining(on, now_s)

@@ -24,6 +24,7 @@ from swarmd.protocols.placement import Placement
 from swarmd.protocols.reasons import Reason
 from swarmd.protocols.roster import RosterView
 from swarmd.protocols.saved_states import Resuming, SavedState
+from swarmd.protocols.set_aside import Aside
 from swarmd.protocols.state_fetch import StateFetch
 
 HAS_NO_DONOR_S = 3.0
@@ -59,6 +60,10 @@ class Seat:
         """Of the state that was fetched."""
         self.checkpoint: Kept | None = None
         """Our own last one of this life."""
+        self.aside: Aside | None = None
+        """What a pause has put into a file."""
+        self.is_away = False
+        """The stage is put away, and no other is looked for: the peer is paused."""
         self.resuming = _resuming(saved, wanted)
         """What former lives left on disk, until a state is held."""
         self.is_from_disk = False
@@ -84,7 +89,7 @@ class Seat:
     ) -> list[fx.Effect]:
         """Call it when the view has changed, and every second or so."""
         self._may_choose = self._may_choose or len(view.present()) > 1
-        if self._is_observer or not self._may_choose:
+        if self._is_observer or not self._may_choose or self.is_away:
             return []
         if self.resuming is not None:
             effects = self._resume(view, coverage, now_s)
@@ -163,6 +168,9 @@ class Seat:
 
     def _without_donors(self, now_s: float) -> list[fx.Effect]:
         """Nobody holds the stage: what we wrote down ourselves, or wait for somebody who does."""
+        if self.aside is not None and self.aside.stage == self.stage:
+            self.round, self.is_from_disk = self.aside.round, True
+            return self._load(self.aside.name)
         if self.checkpoint is not None:
             self.round, self.is_from_disk = self.checkpoint.round, True
             return self._load(self.checkpoint.name)
@@ -202,7 +210,7 @@ class Seat:
 
     def loaded(self) -> None:
         """The worker holds the stage."""
-        self.phase, self.resuming = "held", None
+        self.phase, self.resuming, self.aside = "held", None, None
         self._fields |= {"phase": "active", "saved_rounds": ()}
 
     def lost(self) -> None:
@@ -210,6 +218,15 @@ class Seat:
         if self.phase == "held":
             self.phase, self.fetch = "choosing", None
             self._fields["phase"] = "syncing"
+
+    def put_away(self, round_number: int) -> None:
+        """The stage is in a file, the worker ends; `come_back` takes a stage again."""
+        assert self.stage is not None, "no stage to put away"
+        self.aside, self.is_away = Aside(self.stage, round_number), True
+        self.stage, self.phase, self.fetch = None, "none", None
+
+    def come_back(self) -> None:
+        self.is_away = False
 
     def reason(self, now_s: float) -> Reason | None:
         """What the seat is at, if it is not held."""

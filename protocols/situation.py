@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from swarmd.protocols.explain import Situation
@@ -83,8 +84,16 @@ def _waiting(peer: PeerMachine, now_s: float) -> Waiting | None:
 
 def _user(peer: PeerMachine, now_s: float) -> Reason | None:
     if not peer.ending.takes_no_work:
-        return peer.paused
+        return _pause(peer)
     in_flight: dict[str, int] = {}
     if peer.work.pipeline is not None:
         in_flight = peer.work.pipeline.statistics(now_s).in_flight
     return peer.ending.reason(sum(in_flight.values()), len(peer.leases.held()))
+
+
+def _pause(peer: PeerMachine) -> Reason | None:
+    found = peer.pauses.current
+    if found is None:
+        return None
+    freed = "; the device is free" if peer.work.seat.is_away else ""
+    return replace(found, text=found.text + freed)

@@ -34,6 +34,7 @@ from swarmd.protocols.round_work import RoundWork
 from swarmd.protocols.routing import Candidate, Router
 from swarmd.protocols.saved_states import SavedState
 from swarmd.protocols.seat import Seat
+from swarmd.protocols.set_aside import SetAside
 from swarmd.protocols.state_donor import StateDonor
 
 DONOR_MESSAGES = (state.StateRequest, state.ChunkRequest)
@@ -78,6 +79,7 @@ class StageWork:
         self._is_draining = False
         self._fields: dict[str, Any] = {}
         self.checkpoints = CheckpointKeeper(leases, self._next_number)
+        self._set_aside = SetAside(self._next_number)
 
     @property
     def stage(self) -> int | None:
@@ -104,6 +106,8 @@ class StageWork:
                 return self._worker_lost(event, text, code, now_s)
         if self.checkpoints.owns(event):
             return self._checkpoint_told(event)
+        if self._set_aside.owns(event):
+            return self._put_away(event, now_s)
         effects += self.donor.handle(event, now_s)
         effects += self.seat.handle(event, now_s)
         if self.rounds is not None:
@@ -178,6 +182,7 @@ class StageWork:
         effects = self._wire(effects, now_s)  # what it held expires, and its leases go back
         self.pipeline = None
         self.checkpoints.forget()
+        self._set_aside.cancel()
         self.donor.forget()
         self.seat.lost()
         self.worker_losses += 1
@@ -362,9 +367,28 @@ class StageWork:
     def set_draining(self, on: bool, now_s: float) -> list[fx.Effect]:
         """Take nothing new, or take again. Every lease held is under way and will end."""
         self._is_draining = on
+        if not on:
+            self._set_aside.cancel()
+            self.seat.come_back()
         if self.pipeline is None:
             return []
         return self._wire(self.pipeline.drain(on, now_s), now_s)
+
+    def rest(self) -> list[fx.Effect]:
+        """While paused: give the device back once nothing is under way."""
+        return self._set_aside.begin() if self.is_held and self.is_empty else []
+
+    def _put_away(self, event: fx.Event, now_s: float) -> list[fx.Effect]:
+        is_written, effects = self._set_aside.handle(event)
+        if not is_written:
+            return effects
+        if self.rounds is not None:
+            effects = [*self.rounds.keeper.stop(now_s), *effects]
+        self.pipeline, self.rounds = None, None
+        self.checkpoints.forget()
+        self.donor.forget()
+        self.seat.put_away(self.round)
+        return self._wire(effects, now_s)
 
     @property
     def round_median_s(self) -> float | None:

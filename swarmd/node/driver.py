@@ -50,6 +50,8 @@ class Compute(Protocol):
 
     def submit_nowait(self, job_id: int, job: Any) -> None: ...
 
+    def unload_nowait(self) -> None: ...
+
 
 class Driver:
     """Feeds `machine` and carries out what it asks.
@@ -185,6 +187,9 @@ class Driver:
                 self._transport.drop(peer, reason)
             case fx.LoadStage():
                 self._on_load(effect)
+            case fx.UnloadStage():
+                assert self.lane is not None, "nothing was loaded"
+                self.lane.unload_nowait()
 
     def _located(self, job: Job) -> Job:
         """Machines name files; the worker needs to know where they lie."""

@@ -98,6 +98,7 @@ class ComputeLane:
         self._queue: deque[_Asked] = deque()
         self._submitted: deque[_Asked] = deque()
         self._wanted: WorkerConfig | None = None
+        self._is_unloading = False
         self._wake = trio.Event()
         self._start_scope = trio.CancelScope()
         self._state = "idle"
@@ -118,14 +119,23 @@ class ComputeLane:
     def load_nowait(self, config: WorkerConfig) -> None:
         """Have a worker with this config in place of the present one, whose jobs in hand are done
         and whose queue fails as cancelled. Ends as ComputeReady, or ComputeLost and on_gone."""
-        self._wanted = config
+        self._wanted, self._is_unloading = config, False
         self._fail_queue("cancelled", "another stage is being loaded")
+        self._start_scope.cancel()
+        self._wake.set()
+
+    def unload_nowait(self) -> None:
+        """End the worker, so that the device is free, until `load_nowait`. Jobs fail, no loss is
+        told."""
+        self._is_unloading = True
+        self._fail_queue("cancelled", "the stage is put away")
         self._start_scope.cancel()
         self._wake.set()
 
     def submit_nowait(self, job_id: int, job: Job) -> None:
         """Queue a job. Without a worker, or with a full queue, it fails at once."""
-        if self._state != "ready" or self._wanted is not None or self._loss is not None:
+        is_ending = self._wanted is not None or self._is_unloading or self._loss is not None
+        if self._state != "ready" or is_ending:
             loss = None if self._wanted else self._loss or self._last_loss
             code = loss.code if loss else "cancelled"
             self._fail(fx.ComputeFailed(job_id, JobFailure(code, "no worker is ready")))
@@ -171,6 +181,9 @@ class ComputeLane:
                 self._backend.config, self._wanted = self._wanted, None
                 self._state = "starting"
                 await self._keep_running()
+                if self._is_unloading:
+                    self._state = "idle"
+                    await self._backend.aclose()
         finally:
             self._state = "gone"
             self._fail_queue("cancelled", "the daemon stops")
@@ -179,12 +192,12 @@ class ComputeLane:
 
     async def _keep_running(self) -> None:
         """Until another stage is wanted or there is no point in another start."""
-        while self._wanted is None:
+        while self._wanted is None and not self._is_unloading:
             if await self._start():
                 await self._work()
             loss, self._loss = self._loss, None
-            if loss is None:
-                return  # another stage is wanted
+            if loss is None or self._is_unloading:
+                return  # another stage is wanted, or none
             self._state = "restarting"
             if not await self._pause_after(loss):
                 self._state = "gone"
@@ -212,7 +225,7 @@ class ComputeLane:
     async def _work(self) -> None:
         """Hand jobs over, in order, until the worker is lost or another stage is wanted."""
         async with trio.open_nursery() as jobs:
-            while self._loss is None and self._wanted is None:
+            while self._loss is None and self._wanted is None and not self._is_unloading:
                 if self._queue and len(self._submitted) < SUBMITTED_MAX:
                     await jobs.start(self._run_job, self._queue.popleft())
                 else:
@@ -261,7 +274,7 @@ class ComputeLane:
         )
         self._retry_at_s = now_s + pause_s
         with trio.move_on_at(self._retry_at_s):
-            while self._wanted is None:
+            while self._wanted is None and not self._is_unloading:
                 await self._sleep()
         self._retry_at_s = None
         return True

@@ -382,6 +382,8 @@ class Cluster:
                 peer.compute.submit(effect.job_id, effect.job)
             elif isinstance(effect, fx.LoadStage):
                 peer.compute.load(effect.stage, effect.state)
+            elif isinstance(effect, fx.UnloadStage):
+                peer.compute.end()
 
     def _deliver_to(self, peer: SimPeer, epoch: int, event: fx.Event) -> None:
         """To the process that asked; its successor knows nothing of it."""

@@ -279,6 +279,23 @@ async def test_another_stage_replaces_the_worker_after_the_jobs_in_hand(scene: S
     assert scene.lane.statistics().restarts == 0
 
 
+async def test_an_unloaded_stage_frees_the_worker_until_one_is_loaded_again(scene: Scene) -> None:
+    await scene.load()
+    scene.lane.submit_nowait(1, call(1))
+    await wait_all_tasks_blocked()
+    scene.lane.unload_nowait()
+    scene.lane.submit_nowait(2, call(2))
+    scene.backend.end()
+    await wait_all_tasks_blocked()
+    assert (scene.backend.is_running, scene.lane.statistics().state) == (False, "idle")
+    assert [short(event) for event in scene.events[-2:]] == ["failed 2 cancelled", "done 1"]
+    assert scene.gone == []
+    scene.lane.load_nowait(toy_config())
+    await wait_all_tasks_blocked()
+    assert (scene.backend.is_running, scene.lane.statistics().state) == (True, "ready")
+    assert isinstance(scene.events[-1], fx.ComputeReady)
+
+
 async def test_another_stage_does_not_wait_for_a_start_that_is_not_wanted_any_more(
     scene: Scene,
 ) -> None:
