@@ -118,4 +118,6 @@ def _terminate(number: int, frame: object) -> NoReturn:
 def main() -> NoReturn:
     """The console script. The daemon puts its own signal handlers in place of this one."""
     signal.signal(signal.SIGTERM, _terminate)
+    if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:  # swarmd/__main__.py
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     sys.exit(run(sys.argv[1:]))

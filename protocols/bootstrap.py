@@ -17,6 +17,12 @@ from swarmd.protocols.ids import PeerId, RunId
 from swarmd.protocols.messages import control
 from swarmd.protocols.reasons import Reason
 
+ENTRY_HINT = (
+    "see that a peer of the link runs and that its port is open; any peer of the run prints a "
+    "link with the addresses that work now: `swarmd run link`"
+)
+"""For whoever finds nobody."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BootstrapLimits:
@@ -110,6 +116,7 @@ class Bootstrap:
             code="bootstrap_unreachable",
             text=f"{reachable} of {total} entry addresses reachable: {listed}",
             retry_at_s=self._retry_at_s,
+            hint=ENTRY_HINT,
             details={"addresses": [{"addr": address, "cause": c} for address, c in causes.items()]},
         )
 

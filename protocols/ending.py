@@ -3,6 +3,7 @@
     none -> draining -> idle                 drain: stays connected, takes nothing
     none -> draining -> leaving -> gone      leave, SIGTERM
     none -> complete -> leaving -> gone      the run's last step
+    any  -> leaving -> gone                  leave --now: no drain, but a goodbye
 
 `finish` is a leave that begins when the running outer round has ended.
 
@@ -49,6 +50,13 @@ class Ending:
         self.phase, self.code, self.leaves, self.since_s = "draining", "drained", leaves, now_s
         return True
 
+    def leave_now(self, now_s: float) -> bool:
+        """Without a drain. False if it is leaving already."""
+        if self.phase in ("leaving", "gone"):
+            return False
+        self.phase, self.code, self.leaves, self.since_s = "leaving", "stopped_now", True, now_s
+        return True
+
     def resume(self) -> bool:
         """Undo a drain. False if there is none, or it is too late."""
         self.finishes = None
@@ -89,6 +97,6 @@ class Ending:
         if self.phase in ("draining", "idle"):
             text = f"{micro_batches} micro-batches and {leases} leases left"
             return Reason(code="draining", text=text)
-        if self.phase in ("leaving", "gone") and self.code == "drained":
+        if self.phase in ("leaving", "gone") and self.code in ("drained", "stopped_now"):
             return Reason(code="leaving", text="goodbye sent")
         return None

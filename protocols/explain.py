@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from swarmd.protocols.bootstrap import ENTRY_HINT
 from swarmd.protocols.ids import PeerId
 from swarmd.protocols.pipeline_statistics import Waiting
 from swarmd.protocols.reasons import Reason
@@ -47,9 +48,10 @@ class Situation:
     stall_text: str = ""
     syncing: Reason | None = None
     """What a transfer or a change of stage is at."""
+    seating: Reason | None = None
+    """Why no stage is taken yet, while there is nothing to fetch."""
     stage: int | None = None
     is_observer: bool = False
-    is_standby: bool = False
     mixing: Reason | None = None
     waiting: Waiting | None = None
     round: int = 0
@@ -97,8 +99,9 @@ def _joining(facts: Situation) -> Reason | None:
     listed = ", ".join(f"{address} {cause}" for address, cause in facts.entry_causes)
     return Reason(
         code="bootstrap_unreachable",
-        text=f"no entry address answers: {listed}",
+        text=f"0 of {len(facts.entry_causes)} entry addresses reachable: {listed}",
         retry_at_s=facts.retry_at_s,
+        hint=ENTRY_HINT,
         details={
             "addresses": [
                 {"addr": address, "cause": cause} for address, cause in facts.entry_causes
@@ -132,18 +135,19 @@ def _apart(facts: Situation) -> Reason | None:
 
 
 def _swarm(facts: Situation) -> Reason | None:
-    if facts.syncing is not None:
-        return facts.syncing
-    if facts.is_standby:
-        return Reason(code="standby", text="all stages have enough peers; first in line")
-    if facts.missing_stages:
+    """A stage that this peer is itself getting hold of is told by how far it is: nearer to the
+    cause than that nobody has it."""
+    syncing = facts.syncing
+    if facts.missing_stages and (syncing is None or syncing.stage not in facts.missing_stages):
         return _missing_stage(facts)
+    if syncing is not None and facts.missing_stages:
+        return syncing
     if not facts.has_begun and facts.present < facts.peers_min:
         return Reason(
             code="waiting_for_peers",
             text=f"{facts.present} peers are here, the run starts at {facts.peers_min}",
         )
-    return None
+    return syncing or facts.seating
 
 
 def _missing_stage(facts: Situation) -> Reason:

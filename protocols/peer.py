@@ -302,6 +302,8 @@ class PeerMachine:
 
     def _command(self, command: fx.Command, now_s: float) -> list[fx.Effect]:
         match command.name:
+            case "leave" if command.args.get("now"):
+                return self._say_goodbye(now_s) if self.ending.leave_now(now_s) else []
             case "drain" | "leave":
                 if not self.ending.drain(now_s, leaves=command.name == "leave"):
                     return []
@@ -360,8 +362,7 @@ class PeerMachine:
             stays=self.setup.stays,
         )
         if begun == "leaving":
-            effects += [fx.Emit("drain_ended", {}), *self.membership.leave(now_s)]
-            effects.append(fx.SetTimer(REVIEW, GOODBYE_S))
+            effects += [fx.Emit("drain_ended", {}), *self._say_goodbye(now_s)]
         elif begun == "gone":
             effects.append(fx.Emit("peer_ended", {"code": self.ending.code}))
         return effects
@@ -369,6 +370,9 @@ class PeerMachine:
     def _has_finished(self, round_number: int) -> bool:
         """Its outer step is in the weights; who holds no stage has nothing to finish."""
         return self.work.round > round_number or not self.work.is_held
+
+    def _say_goodbye(self, now_s: float) -> list[fx.Effect]:
+        return [*self.membership.leave(now_s), fx.SetTimer(REVIEW, GOODBYE_S)]
 
     def _is_complete(self, now_s: float) -> bool:
         """Every micro-batch has ended, and the last held-out loss is known or overdue."""

@@ -97,6 +97,23 @@ class Placement:
             self._plan_at_s = now_s
         return held[2]
 
+    @property
+    def why(self) -> str:
+        """Of the seat that the plan gives us."""
+        return self._wish[1]
+
+    @property
+    def settles_at_s(self) -> float | None:
+        """When our claim has stood long enough, if it goes on to look right. None: no claim yet."""
+        if self._wish[0] is None:
+            return None
+        return self._wish_since_s + self._limits.claim_settle_s
+
+    @property
+    def is_settled_without_a_stage(self) -> bool:
+        """The plan has looked at us, and has no stage for us."""
+        return self._wish[0] is None and self._wish[1] != ""
+
     def next_check_s(self, now_s: float) -> float:
         """Until the map has been still long enough for a free move; then until the next plan."""
         settles_in_s = self._map_since_s + self._limits.settling_s - now_s

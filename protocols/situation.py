@@ -32,6 +32,7 @@ def situation_of(peer: PeerMachine, now_s: float) -> Situation:
         resources=peer.work.resources,
         is_complete=peer.leases.is_complete,
         syncing=peer.work.seat.reason(now_s),
+        seating=_seating(peer),
         entry_causes=tuple(
             (address, cause)
             for _, causes in sorted(peer.entry_causes.items())
@@ -56,6 +57,25 @@ def situation_of(peer: PeerMachine, now_s: float) -> Situation:
         stall_text=_stall_text(peer, waiting, now_s),
         round=peer.work.round,
         now_s=now_s,
+    )
+
+
+def _seating(peer: PeerMachine) -> Reason | None:
+    """While no stage is held and none is fetched: who decides, and by when."""
+    seat = peer.work.seat
+    if peer.setup.is_observer or seat.phase not in ("none", "choosing"):
+        return None
+    if seat.stage is not None:
+        text = f"looking for a peer that gives the state of stage {seat.stage}"
+        return Reason(code="connecting", text=text, stage=seat.stage)
+    placement = seat.placement
+    if placement.is_settled_without_a_stage:
+        return Reason(code="standby", text=f"every stage does without this peer: {placement.why}")
+    return Reason(
+        code="connecting",
+        text="settles with the others which stage to take",
+        eta_at_s=placement.settles_at_s,
+        eta_basis="unknown" if placement.settles_at_s is None else "deadline",
     )
 
 

@@ -17,7 +17,7 @@ from typing import Any
 
 import trio
 
-from swarmd import __version__
+from swarmd import __version__, early_signals
 from swarmd.errors import UserError
 from swarmd.home import Home
 from swarmd.home_files import (
@@ -35,12 +35,13 @@ from swarmd.named_limits import NamedLimits, limits_of
 from swarmd.node.life import Life
 from swarmd.node.peer_node import PeerNode
 from swarmd.node.stopping import Watchdog, watch_lifeline, watch_signals
+from swarmd.node.talk import Talk
 from swarmd.peer_config import PeerConfig
 from swarmd.protocols.ids import RunId
 from swarmd.run_config import InvalidRun, RunConfig, run_from_canonical
 from swarmd.run_file import RunFile
 from swarmd.run_link import PeerAddress, RunLink
-from swarmd.run_source import RunSource, no_entry
+from swarmd.run_source import RunSource, no_entry, require_stage
 
 log = logging.getLogger("swarmd.daemon")
 
@@ -78,9 +79,18 @@ def run_daemon(request: JoinRequest) -> int:
     """
     request.home.create()
     started_at = utc()
-    lock = acquire_lock(
-        request.home, started_at=started_at, version=__version__, wait=request.waits_for_lock
-    )
+    try:
+        lock = acquire_lock(
+            request.home,
+            started_at=started_at,
+            version=__version__,
+            wait=request.waits_for_lock,
+            gives_up=early_signals.were_seen,
+        )
+    except UserError:
+        if early_signals.were_seen():
+            return 0  # told to stop while it waited for its home
+        raise
     try:
         identity = load_or_create(request.home)
         limits = _limits_before_the_run_is_known(request)
@@ -126,6 +136,9 @@ class Daemon:
                 injection=request.inject,
             )
         )
+        self.node.on_leave = self.leave
+        self._talk = Talk(self.node, request.say)
+        self.node.on_change = self._talk.changed
         self._end: End | None = None
         self._scope = trio.CancelScope()
         self._watchdog = Watchdog()
@@ -149,6 +162,8 @@ class Daemon:
             if joining.cancelled_caught:
                 self.finish(End("bootstrap_unreachable", 69, "no peer of the run was reached"))
                 return
+            goes_on = self.node.has_been_in(run)
+            self._talk.knows_run(run, len(entries), goes_on=goes_on and self.request.is_first)
             code, exit_code, text = await self.node.train(run, entries)
             self.finish(End(code, exit_code, text))
         except* UserError as group:
@@ -171,6 +186,7 @@ class Daemon:
         """The run, and where its peers may be. May wait for peers that describe it."""
         source, home = self.request.run, self.request.home
         await self.node.start_transport()
+        self._talk.listens(self.node.ports_changed)
         if source.run_id is not None:
             await self._look_nearby(source.run_id)
         found = await trio.to_thread.run_sync(source.load, home.cache)
@@ -178,6 +194,7 @@ class Daemon:
             run = found.config
         else:
             run = await self._described_run(found, source.all_entries(home, found.run_id))
+        require_stage(run.stages, self.request.config.wanted_stage)
         await self._look_nearby(run.run_id)
         entries = source.all_entries(home, run.run_id)
         remember_run(home, run, entries, used_at=utc())
@@ -204,15 +221,25 @@ class Daemon:
 
     def _first_signal(self, number: int) -> None:
         log.info("signal number=%d drains", number)
-        deadline_s = self.node.limits.drain_deadline_s
-        if not self.node.begin_leave():
+        if self.leave(None, now=False):
+            self.node.start_soon(self._talk.tell_drain)
+
+    def leave(self, deadline_s: float | None, *, now: bool) -> bool:
+        """Drain and end, at the latest after the deadline; `now`: goodbye and end, without a drain.
+
+        False: nothing is held yet, so it ends at once.
+        """
+        if not self.node.begin_leave(now=now):
             self.finish(End("stopped_now", 0, "stopped before anything was held"))
-            return
+            return False
+        if deadline_s is None:
+            deadline_s = self.node.limits.drain_deadline_s
         end = End("drain_incomplete", 5, f"the drain took longer than {deadline_s:g} s")
         self._watchdog.arm(
             deadline_s + self.node.limits.stop_grace_s, 5, lambda: self.write_last_words(end)
         )
         self.node.call_after(deadline_s, lambda: self.finish(end))
+        return True
 
     def _second_signal(self, number: int) -> None:
         code = 130 if number == signal.SIGINT else 143

@@ -153,7 +153,20 @@ def find_home(flag: str | None = None, environ: Mapping[str, str] | None = None)
 
 def home_at(root: Path) -> Home:
     """The home below one directory, as with --home."""
-    return _under(Path(os.path.abspath(root)), "flag")
+    return _under(absolute(root), "flag")
+
+
+def absolute(path: Path | str) -> Path:
+    """As seen from the current directory. Raises UserError if that has been removed."""
+    try:
+        return Path(os.path.abspath(path))
+    except FileNotFoundError:
+        raise UserError(
+            f"the current directory is gone, so {path} names no place",
+            code="no_directory",
+            exit_code=1,
+            hint="go to a directory that exists, or give an absolute path",
+        ) from None
 
 
 def _under(root: Path, origin: str) -> Home:
@@ -237,7 +250,16 @@ def _directory(text: str, name: str) -> Path:
             hint=f"an empty value never means the default; give a directory or leave {name} out",
         )
     path = Path(text)
-    return Path(os.path.abspath(path.expanduser() if text.startswith("~/") else path))
+    found = absolute(path.expanduser() if text.startswith("~/") else path)
+    there = next(place for place in (found, *found.parents) if os.path.lexists(place))
+    if not os.path.isdir(there):
+        raise UserError(
+            f"the home cannot be used: {there} is no directory",
+            code="home_unusable",
+            exit_code=1,
+            hint="give another one with `--home DIR`",
+        )
+    return found
 
 
 def _make_private(folder: Path) -> list[str]:

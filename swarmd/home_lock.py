@@ -16,6 +16,7 @@ import fcntl
 import json
 import os
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -52,10 +53,18 @@ class HomeLock:
         self._descriptors = ()
 
 
-def acquire_lock(home: Home, *, started_at: str, version: str, wait: bool = False) -> HomeLock:
+def acquire_lock(
+    home: Home,
+    *,
+    started_at: str,
+    version: str,
+    wait: bool = False,
+    gives_up: Callable[[], bool] = lambda: False,
+) -> HomeLock:
     """Take the home, whose directories exist, or raise UserError `home_busy` (exit 75).
 
-    wait: wait for as long as it takes (`--wait-lock`). Blocks; call it before the event loop.
+    wait: wait for as long as it takes (`--wait-lock`), or until `gives_up`. Blocks; call it before
+    the event loop.
     """
     deadline_s = time.monotonic() + _PATIENCE_S
     while True:
@@ -65,7 +74,7 @@ def acquire_lock(home: Home, *, started_at: str, version: str, wait: bool = Fals
             raise store_error(home.lock_file, error) from error
         if held is not None:
             break
-        if not wait and time.monotonic() >= deadline_s:
+        if gives_up() or (not wait and time.monotonic() >= deadline_s):
             raise busy_error(home)
         time.sleep(_PAUSE_S)
     holder = {"pid": os.getpid(), "started_at": started_at, "version": version, "home": str(home)}

@@ -23,7 +23,7 @@ from swarmd.toml_file import Document, bad_config, read_toml
 from swarmd.units import BadValue, LinkShape
 
 PREFIX = "SWARMD_"
-OTHER_VARIABLES = ("SWARMD_HOME", "SWARMD_DEBUG", "SWARMD_VENV")
+OTHER_VARIABLES = ("SWARMD_HOME", "SWARMD_DEBUG", "SWARMD_VENV", "SWARMD_LIFELINE")
 """Known, and no settings."""
 BUILT_IN = "built-in"
 FLAG = "flag"
@@ -81,6 +81,11 @@ class PeerConfig:
             raise _impossible(f"--gpu and --device {self.device} exclude each other")
         if self.bulk_port and self.bulk_port == self.libp2p_port:
             raise _impossible("--bulk-port and --port are the same")
+
+    @property
+    def wanted_stage(self) -> int | None:
+        """None: as the swarm decides."""
+        return self.stage if isinstance(self.stage, int) else None
 
     @property
     def libp2p_port(self) -> int:

@@ -19,24 +19,19 @@ import msgpack
 from swarmd.protocols.ids import RunId
 from swarmd.protocols.mix_parts import DENSE_WIRES
 from swarmd.protocols.run_shape import RunShape
+from swarmd.run_checks import (
+    MODEL_SIZES_MAX,
+    InvalidRun,
+    check_model_size,
+    check_name,
+    check_operators,
+    require,
+)
 
 BOUNDARY_KINDS = ("dense", "subspace", "anchored")
 WIRE_DTYPES = ("fp32", "bf16", "int8")
 INNER_KINDS = ("adamw", "nadamw", "muon")
-
-
-class InvalidRun(ValueError):
-    """A RunConfig that contradicts itself. `key` is the dotted name in a run file."""
-
-    def __init__(self, key: str, text: str) -> None:
-        super().__init__(f"{key}: {text}")
-        self.key = key
-        self.text = text
-
-
-def _require(condition: bool, key: str, text: str) -> None:
-    if not condition:
-        raise InvalidRun(key, text)
+__all__ = ["InvalidRun", "RunConfig", "run_from_canonical", "run_from_plain"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,11 +50,11 @@ class ModelConfig:
     norm_eps: float = 1e-5
 
     def __post_init__(self) -> None:
-        for name in ("vocab_size", "width", "layers", "heads", "kv_heads", "ff_width"):
-            _require(getattr(self, name) >= 1, f"model.{name}", "must be at least 1")
-        _require(self.width % self.heads == 0, "model.heads", "must divide model.width")
-        _require((self.width // self.heads) % 2 == 0, "model.heads", "head width must be even")
-        _require(self.heads % self.kv_heads == 0, "model.kv_heads", "must divide model.heads")
+        for name in MODEL_SIZES_MAX:
+            check_model_size(name, getattr(self, name))
+        require(self.width % self.heads == 0, "model.heads", "must divide model.width")
+        require((self.width // self.heads) % 2 == 0, "model.heads", "head width must be even")
+        require(self.heads % self.kv_heads == 0, "model.kv_heads", "must divide model.heads")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,19 +72,19 @@ class BoundaryConfig:
     """Standard deviation of T_fixed."""
 
     def __post_init__(self) -> None:
-        _require(self.kind in BOUNDARY_KINDS, "boundary.kind", f"one of {BOUNDARY_KINDS}")
-        _require(self.wire in WIRE_DTYPES, "boundary.wire", f"one of {WIRE_DTYPES}")
-        _require(
+        require(self.kind in BOUNDARY_KINDS, "boundary.kind", f"one of {BOUNDARY_KINDS}")
+        require(self.wire in WIRE_DTYPES, "boundary.wire", f"one of {WIRE_DTYPES}")
+        require(
             self.rank >= 0 and (self.rank == 0) == (self.kind == "dense"),
             "boundary.rank",
             "is 0 for dense boundaries and at least 1 otherwise",
         )
-        _require(
+        require(
             (self.anchor_rank == 0) == (self.kind != "anchored") and self.anchor_rank >= -1,
             "boundary.anchor_rank",
             "is given for anchored boundaries only: a rank, or -1 for a full table",
         )
-        _require(self.table_std > 0, "boundary.table_std", "must be positive")
+        require(self.table_std > 0, "boundary.table_std", "must be positive")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,12 +104,12 @@ class InnerConfig:
     """The cosine ends here, at total_steps."""
 
     def __post_init__(self) -> None:
-        _require(self.kind in INNER_KINDS, "inner.kind", f"one of {INNER_KINDS}")
-        _require(self.lr > 0, "inner.lr", "must be positive")
-        _require(0 <= self.beta1 < 1 and 0 <= self.beta2 < 1, "inner.beta1", "betas are in 0..1")
-        _require(self.clip > 0, "inner.clip", "must be positive")
-        _require(self.warmup_steps >= 0, "inner.warmup_steps", "must not be negative")
-        _require(0 <= self.final_lr_ratio <= 1, "inner.final_lr_ratio", "is in 0..1")
+        require(self.kind in INNER_KINDS, "inner.kind", f"one of {INNER_KINDS}")
+        require(self.lr > 0, "inner.lr", "must be positive")
+        require(0 <= self.beta1 < 1 and 0 <= self.beta2 < 1, "inner.beta1", "betas are in 0..1")
+        require(self.clip > 0, "inner.clip", "must be positive")
+        require(self.warmup_steps >= 0, "inner.warmup_steps", "must not be negative")
+        require(0 <= self.final_lr_ratio <= 1, "inner.final_lr_ratio", "is in 0..1")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,20 +134,20 @@ class OuterConfig:
     """none or centered_clip."""
 
     def __post_init__(self) -> None:
-        _require(0 < self.alpha <= 2, "outer.alpha", "is in 0..2")
-        _require(0 <= self.mu < 1, "outer.mu", "is in 0..1")
-        _require(self.mix1_group >= 0, "outer.mix1_group", "must not be negative")
-        _require(self.mix2_group >= 0, "outer.mix2_group", "must not be negative")
-        _require(self.mix2_cover in ("all", "shallow"), "outer.mix2_cover", "all or shallow")
-        _require(self.mix1_wire in DENSE_WIRES, "outer.mix1_wire", f"one of {DENSE_WIRES}")
-        _require(self.mix2_wire in DENSE_WIRES, "outer.mix2_wire", f"one of {DENSE_WIRES}")
-        _require(0 <= self.sparse_topk <= 1, "outer.sparse_topk", "is in 0..1")
-        _require(
+        require(0 < self.alpha <= 2, "outer.alpha", "is in 0..2")
+        require(0 <= self.mu < 1, "outer.mu", "is in 0..1")
+        require(self.mix1_group >= 0, "outer.mix1_group", "must not be negative")
+        require(self.mix2_group >= 0, "outer.mix2_group", "must not be negative")
+        require(self.mix2_cover in ("all", "shallow"), "outer.mix2_cover", "all or shallow")
+        require(self.mix1_wire in DENSE_WIRES, "outer.mix1_wire", f"one of {DENSE_WIRES}")
+        require(self.mix2_wire in DENSE_WIRES, "outer.mix2_wire", f"one of {DENSE_WIRES}")
+        require(0 <= self.sparse_topk <= 1, "outer.sparse_topk", "is in 0..1")
+        require(
             self.mu == 0 or self.sparse_topk == 0,
             "outer.sparse_topk",
             "keeps what it does not send, which is momentum already: outer.mu must be 0",
         )
-        _require(self.robust in ("none", "centered_clip"), "outer.robust", "none, centered_clip")
+        require(self.robust in ("none", "centered_clip"), "outer.robust", "none, centered_clip")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,11 +168,11 @@ class DataConfig:
     The last micro-batch may be short and those after it do not exist."""
 
     def __post_init__(self) -> None:
-        _require(":" in self.source, "run.data", "has the form KIND:WHAT")
-        _require(0 < self.held_out_share < 0.5, "data.held_out_share", "is in 0..0.5")
-        _require(self.held_out_sequences >= 1, "data.held_out_sequences", "must be at least 1")
-        _require(self.epochs >= 0, "run.data_epochs", "must not be negative")
-        _require(self.samples_total >= 0, "data.samples_total", "must not be negative")
+        require(":" in self.source, "run.data", "has the form KIND:WHAT")
+        require(0 < self.held_out_share < 0.5, "data.held_out_share", "is in 0..0.5")
+        require(self.held_out_sequences >= 1, "data.held_out_sequences", "must be at least 1")
+        require(self.epochs >= 0, "run.data_epochs", "must not be negative")
+        require(self.samples_total >= 0, "data.samples_total", "must not be negative")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -218,50 +213,51 @@ class RunConfig:
     """Which named limits hold: wan, or local."""
 
     def __post_init__(self) -> None:
-        _require(0 < len(self.name) <= 64, "run.name", "has 1 to 64 characters")
+        check_name(self.name)
+        check_operators(self.operators)
         self._check_ranges()
-        _require(self.inner_steps >= 1, "run.inner_steps", "must be at least 1")
-        _require(self.total_steps >= 1, "run.total_steps", "must be at least 1")
-        _require(self.sequence_tokens >= 2, "run.sequence_tokens", "must be at least 2")
-        _require(
+        require(self.inner_steps >= 1, "run.inner_steps", "must be at least 1")
+        require(self.total_steps >= 1, "run.total_steps", "must be at least 1")
+        require(self.sequence_tokens >= 2, "run.sequence_tokens", "must be at least 2")
+        require(
             self.micro_batch_tokens >= 1 and self.micro_batch_tokens % self.sequence_tokens == 0,
             "run.micro_batch_tokens",
             "must be a multiple of run.sequence_tokens",
         )
-        _require(
+        require(
             self.batch_tokens >= 1 and self.batch_tokens % self.micro_batch_tokens == 0,
             "run.batch_tokens",
             "must be a multiple of run.micro_batch_tokens",
         )
         if self.boundary.kind != "dense":
-            _require(
+            require(
                 self.boundary.rank < self.model.width, "boundary.rank", "must be below model.width"
             )
         if self.data.epochs or self.data.samples_total:
-            _require(
+            require(
                 self.data.epochs > 0 and self.data.samples_total > 0,
                 "data.samples_total",
                 "goes with run.data_epochs, neither without the other",
             )
-            _require(
+            require(
                 (self.total_steps - 1) * self.batch_samples < self.data.samples_total,
                 "run.total_steps",
                 "is more than run.data_epochs give samples for",
             )
-        _require(self.peers_min >= 1, "run.peers_min", "must be at least 1")
-        _require(1 <= self.protocol_min <= self.protocol_max, "run.protocol", "min is above max")
+        require(self.peers_min >= 1, "run.peers_min", "must be at least 1")
+        require(1 <= self.protocol_min <= self.protocol_max, "run.protocol", "min is above max")
 
     def _check_ranges(self) -> None:
-        _require(len(self.layer_ranges) >= 1, "run.stages", "must be at least 1")
+        require(len(self.layer_ranges) >= 1, "run.stages", "must be at least 1")
         expected = 0
         for first, last in self.layer_ranges:
-            _require(
+            require(
                 first == expected and last >= first,
                 "run.layer_ranges",
                 "must be contiguous, one or more layers a stage",
             )
             expected = last + 1
-        _require(expected == self.model.layers, "run.layer_ranges", "must cover every layer")
+        require(expected == self.model.layers, "run.layer_ranges", "must cover every layer")
 
     # ------------------------------------------------------------------------------- derived sizes
 
@@ -352,11 +348,11 @@ def run_from_plain(plain: Any) -> RunConfig:
 
 
 def _build(kind: type[Any], plain: Any, where: str) -> Any:
-    _require(isinstance(plain, dict), where, "not a table")
+    require(isinstance(plain, dict), where, "not a table")
     hints = get_type_hints(kind)
     known = {item.name: item for item in fields(kind)}
     for key in plain:
-        _require(key in known, f"{where}.{key}", "unknown key")
+        require(key in known, f"{where}.{key}", "unknown key")
     values = {}
     for name in known:
         if name in plain:
@@ -371,19 +367,19 @@ def _convert(kind: Any, value: Any, where: str) -> Any:
     if is_dataclass(kind) and isinstance(kind, type):
         return _build(kind, value, where)
     if kind is float:
-        _require(
+        require(
             type(value) in (int, float) and math.isfinite(value), where, "must be a finite number"
         )
         return float(value)
     if kind in (int, str, bool):
-        _require(type(value) is kind, where, f"must be of type {kind.__name__}")
+        require(type(value) is kind, where, f"must be of type {kind.__name__}")
         return value
-    _require(isinstance(value, (list, tuple)), where, "must be a list")
+    require(isinstance(value, (list, tuple)), where, "must be a list")
     if kind == tuple[str, ...]:
-        _require(all(type(item) is str for item in value), where, "must be a list of texts")
+        require(all(type(item) is str for item in value), where, "must be a list of texts")
         return tuple(value)
     pairs = [tuple(item) if isinstance(item, (list, tuple)) else item for item in value]
-    _require(
+    require(
         all(
             isinstance(item, tuple) and len(item) == 2 and all(type(x) is int for x in item)
             for item in pairs

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Literal
 
 from swarmd.errors import UserError
-from swarmd.home import Home
+from swarmd.home import Home, absolute
 from swarmd.home_files import find_run, known_runs, read_known_peers
 from swarmd.protocols.ids import RunId
 from swarmd.run_config import RunConfig
@@ -39,6 +39,8 @@ class RunSource:
     config: RunConfig | None = None
     """None: of a file not yet measured, or of a link this home does not know."""
     plan: RunPlan | None = None
+    stages: int | None = None
+    """None: of a link this home does not know."""
 
     def load(self, cache_dir: Path) -> RunFile | RunLink:
         """What the daemon starts from. May take long: data of a file are packed into `cache_dir`.
@@ -75,9 +77,9 @@ def resolve_run(home: Home, text: str | None, peers: Sequence[PeerAddress] = ())
         return _link(home, text, peers)
     path = Path(text)
     if text.endswith(".toml") or path.is_file():
-        plan = read_run_file(Path.cwd() / path)
-        plan.check()
-        return RunSource("file", unique_entries([*peers, *plan.entries]), plan=plan)
+        plan = read_run_file(absolute(path))
+        entries = unique_entries([*peers, *plan.entries])
+        return RunSource("file", entries, plan=plan, stages=plan.check().stages)
     found = find_run(home, text)
     if found is None:
         raise UserError(
@@ -110,6 +112,13 @@ def require_way_in(source: RunSource, home: Home, *, is_founder: bool, has_lan: 
         raise no_entry()
 
 
+def require_stage(stages: int, wanted: int | None) -> None:
+    """Raise UserError (exit 2) for a stage that the run does not have."""
+    if wanted is not None and wanted >= stages:
+        has = "stage 0 alone" if stages == 1 else f"stages 0 to {stages - 1}"
+        raise UserError(f"there is no stage {wanted}: the run has {has}", code="usage", exit_code=2)
+
+
 def no_entry() -> UserError:
     """Nobody to ask: nothing in link, file, flags or memory, and nobody on the local network."""
     return UserError(
@@ -132,8 +141,15 @@ def _link(home: Home, text: str, peers: Sequence[PeerAddress]) -> RunSource:
         unique_entries([*peers, *link.entries]),
         run_id=link.run_id,
         config=None if known is None else known.config,
+        stages=None if known is None else known.config.stages,
     )
 
 
 def _known(config: RunConfig, entries: Sequence[PeerAddress]) -> RunSource:
-    return RunSource("known", unique_entries(entries), run_id=config.run_id, config=config)
+    return RunSource(
+        "known",
+        unique_entries(entries),
+        run_id=config.run_id,
+        config=config,
+        stages=config.stages,
+    )

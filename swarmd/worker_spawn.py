@@ -98,5 +98,8 @@ def describe_exit(status: int | None, last_line: str) -> str:
 def python_command() -> list[str]:
     """This interpreter. -P keeps the current folder off the import path, unless it is on ours: a
     stray numpy.py there must not be what the worker imports."""
-    looks_here = os.getcwd() in sys.path or "" in sys.path
+    try:
+        looks_here = "" in sys.path or os.getcwd() in sys.path
+    except FileNotFoundError:  # the folder that we were started in has been removed
+        looks_here = False
     return [sys.executable, "-X", "faulthandler", *([] if looks_here else ["-P"])]

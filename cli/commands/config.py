@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 from swarmd.cli.framework import Session, argument, group, option
 from swarmd.errors import UserError
+from swarmd.home import absolute
 
 
 @group(section="Keeping house")
@@ -89,7 +89,7 @@ def validate(session: Session, file: str | None) -> None:
     """
     from swarmd.toml_file import read_toml
 
-    path = session.home.config_file if file is None else Path.cwd() / file
+    path = session.home.config_file if file is None else absolute(file)
     document = read_toml(path)
     if document is None:
         if file is not None:

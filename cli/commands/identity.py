@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from swarmd.cli.framework import Session, argument, group
+from swarmd.home import absolute
 
 if TYPE_CHECKING:
     from swarmd.identity import Identity
@@ -28,8 +28,8 @@ def backup_command(session: Session, file: str) -> None:
     """Copy the key to FILE, mode 0600. Keep it secret: it is the peer."""
     from swarmd.identity import backup
 
-    saved = backup(session.home, Path.cwd() / file, overwrite=session.options.yes)
-    session.done(f"the key of ·{saved.peer_id[-4:]} is in {file}", path=str(Path.cwd() / file))
+    saved = backup(session.home, absolute(file), overwrite=session.options.yes)
+    session.done(f"the key of ·{saved.peer_id[-4:]} is in {file}", path=str(absolute(file)))
 
 
 @identity.subcommand("restore")
@@ -44,7 +44,7 @@ def restore_command(session: Session, file: str) -> None:
     session.home.create()
     lock = acquire_lock(session.home, started_at=utc(), version=__version__)
     try:
-        restored = restore(session.home, Path.cwd() / file, replace=session.options.yes)
+        restored = restore(session.home, absolute(file), replace=session.options.yes)
     finally:
         lock.release()
     _show(session, restored)

@@ -94,9 +94,11 @@ def _config(session: Session, flags: dict[str, Any]) -> PeerConfig:
 
 
 def _source(session: Session, run: str | None, config: PeerConfig, first: bool) -> RunSource:
-    from swarmd.run_source import require_way_in, resolve_run
+    from swarmd.run_source import require_stage, require_way_in, resolve_run
 
     source = resolve_run(session.home, run, config.peer)
+    if source.stages is not None:
+        require_stage(source.stages, config.wanted_stage)
     require_way_in(source, session.home, is_founder=first, has_lan=config.lan_discovery)
     return source
 
@@ -110,37 +112,43 @@ def _run_daemon(
     stay: bool,
     inject: tuple[str, ...],
 ) -> int:
+    from swarmd import early_signals
     from swarmd.drop_writer import DropWriter
     from swarmd.home_lock import busy_error, is_held
 
     if is_held(session.home) and not wait_lock:
         raise busy_error(session.home)  # before the second it takes to load the daemon
 
-    from swarmd.daemon import JoinRequest, run_daemon
-
     talk = DropWriter(2)
-    try:
-        code = run_daemon(
-            JoinRequest(
-                home=session.home,
-                config=config,
-                run=source,
-                is_first=first,
-                timeout_s=session.options.timeout_s,
-                inject=inject,
-                waits_for_lock=wait_lock,
-                stays=stay,
-                is_verbose=session.printer.is_verbose,
-                say=(lambda line: None) if session.printer.is_quiet else talk.write_line,
+    with early_signals.noted():
+        from swarmd.daemon import JoinRequest, run_daemon
+
+        try:
+            code = run_daemon(
+                JoinRequest(
+                    home=session.home,
+                    config=config,
+                    run=source,
+                    is_first=first,
+                    timeout_s=session.options.timeout_s,
+                    inject=inject,
+                    waits_for_lock=wait_lock,
+                    stays=stay,
+                    is_verbose=session.printer.is_verbose,
+                    say=_nothing if session.printer.is_quiet else talk.write_line,
+                )
             )
-        )
-    except Exception as error:
-        _note_crash(session.home, error)
-        raise
-    finally:
-        talk.close()
+        except Exception as error:
+            _note_crash(session.home, error)
+            raise
+        finally:
+            talk.close()
     _tell_end(session.home, code)
     return code
+
+
+def _nothing(line: str) -> None:
+    """With --quiet."""
 
 
 def _tell_end(home: Home, code: int) -> None:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from swarmd.cli.framework import Session, argument, group
 from swarmd.errors import UserError
+from swarmd.home import absolute
 
 if TYPE_CHECKING:
     from swarmd.run_config import RunConfig
@@ -25,7 +25,7 @@ def create(session: Session, file: str) -> None:
     from swarmd.json_record import utc
     from swarmd.run_file import read_run_file
 
-    plan = read_run_file(Path.cwd() / file)
+    plan = read_run_file(absolute(file))
     plan.check()
     session.home.create()
     found = plan.measure(session.home.cache, lambda now: _tell(session, now))

@@ -56,7 +56,8 @@ class DaemonSilent(UserError):
             f"{who} does not answer within {waited_s:g} s",
             code="daemon_silent",
             exit_code=1,
-            hint="it may still be starting; `swarmd logs` shows what it does",
+            hint="the machine may be busy, or the daemon stopped (Ctrl-Z) or still starting: "
+            "`--timeout 10s` waits longer, `swarmd logs` shows what it did last",
             details={"home": str(home), "pid": pid},
         )
 

@@ -15,6 +15,7 @@ from typing import Any
 
 import trio
 
+from swarmd.errors import UserError
 from swarmd.net.addresses import (
     Address,
     BadAddress,
@@ -256,7 +257,15 @@ class SwarmUnderlay:
         )
 
     async def _bind(self, host: str, wanted: int) -> tuple[trio.SocketListener, int]:
-        listener, port = await listen(host, wanted)
+        try:
+            listener, port = await listen(host, wanted)
+        except OSError as error:
+            raise UserError(
+                f"{host} cannot be listened on: {error.strerror or error}",
+                code="listen_unusable",
+                exit_code=2,
+                hint="`--listen` takes an address of this machine; 0.0.0.0 stands for all of them",
+            ) from error
         if wanted not in (0, port):
             self.ports_changed[wanted] = port
         return listener, port

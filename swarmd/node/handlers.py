@@ -28,6 +28,7 @@ from swarmd.run_file import run_document
 
 if TYPE_CHECKING:
     from swarmd.node.peer_node import PeerNode
+    from swarmd.protocols.peer import PeerMachine
 
 LEAVE_POLL_S = 0.05
 ID_PART_CHARS_MIN = 4
@@ -190,19 +191,30 @@ class _Leave(_Answer):
         self._leaves = leaves
 
     async def __call__(self, args: Args) -> Any:
-        node, machine = self._node, _machine(self._node)
-        begun_s = trio.current_time()
-        before = len(machine.leases.held())
-        assert node.driver is not None
-        node.driver.put(fx.Command("leave" if self._leaves else "drain"))
-        deadline_s = args.get("deadline_s") or node.limits.drain_deadline_s
+        node, begun_s = self._node, trio.current_time()
+        if node.machine is None and self._leaves:
+            node.on_leave(None, now=True)
+            return Leave(outcome="stopped_now", drain_s=0.0, exit_code=0)
+        machine = _machine(node)
+        before = _held(machine)
+        given = args.get("deadline_s")
+        deadline_s = node.limits.drain_deadline_s if given is None else float(given)
+        if self._leaves and args.get("now"):
+            node.on_leave(None, now=True)
+            return Leave(outcome="stopped_now", dropped=before, drain_s=0.0, exit_code=0)
+        if self._leaves:
+            node.on_leave(deadline_s, now=False)
+        else:
+            assert node.driver is not None
+            node.driver.put(fx.Command("drain"))
         with trio.move_on_after(deadline_s) as scope:
             while machine.ending.phase in ("none", "draining"):
                 await trio.sleep(LEAVE_POLL_S)
         incomplete = scope.cancelled_caught
         return Leave(
             outcome="drain_incomplete" if incomplete else "drained",
-            leases_returned=before,
+            leases_returned=before["leases"],
+            dropped=_held(machine) if incomplete else {},
             drain_s=round(trio.current_time() - begun_s, 3),
             exit_code=5 if incomplete else 0,
         )
@@ -298,7 +310,14 @@ def _peer_meant(machine: Any, text: str) -> tuple[PeerId, str]:
     return PeerId(found[0].peer), found[0].record.name or found[0].peer
 
 
-def _machine(node: PeerNode) -> Any:
+def _held(machine: PeerMachine) -> dict[str, int]:
+    """What a stop at this moment would drop."""
+    pipeline = machine.work.pipeline
+    in_flight = {} if pipeline is None else pipeline.statistics(trio.current_time()).in_flight
+    return {"micro_batches": sum(in_flight.values()), "leases": len(machine.leases.held())}
+
+
+def _machine(node: PeerNode) -> PeerMachine:
     if node.machine is None:
         raise UserError("the peer has not joined yet", code="not_ready", exit_code=75)
     return node.machine

@@ -21,6 +21,7 @@ class Life:
     """With which it started. Its record may have to step over a former life's (own_record.py)."""
     started_at: str
     is_founder: bool
+    """Asked to found the swarm, if it was never in it."""
     stays: bool
     """After the run's end, until told to go."""
     injection: tuple[str, ...] = ()
@@ -33,11 +34,6 @@ class Life:
     def name(self) -> str:
         """For people."""
         return self.config.name or "peer-" + self.identity.peer_id[-4:].lower()
-
-    @property
-    def wanted_stage(self) -> int | None:
-        """None: as the swarm decides."""
-        return self.config.stage if isinstance(self.config.stage, int) else None
 
     def rng(self, purpose: str) -> random.Random:
         """Different on every peer and start; inside machines everything follows from it."""

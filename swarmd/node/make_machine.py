@@ -41,8 +41,14 @@ def make_machine(
     transport: Transport,
     entries: Mapping[PeerId, tuple[str, ...]],
     found: FoundStates,
+    *,
+    is_founder: bool,
 ) -> PeerMachine:
-    """Not started. `found`: what this home holds of the run; `transport` listens already."""
+    """Not started. `found`: what this home holds of the run; `transport` listens already.
+
+    is_founder: may decide before anybody else is there. A home that took part before never is: it
+    would begin a second swarm beside the first.
+    """
     is_local = run.time_scale == "local"
     identity = life.identity
     membership = Membership(
@@ -64,10 +70,10 @@ def make_machine(
         shape=run.shape,
         run_body=run.canonical(),
         needs=_stage_needs(run),
-        is_founder=life.is_founder,
+        is_founder=is_founder,
         assignment_limits=assignment.local() if is_local else assignment.wan(),
         entries={peer: places for peer, places in entries.items() if peer != life.peer},
-        stage=life.wanted_stage,
+        stage=life.config.wanted_stage,
         is_observer=life.config.observe,
         saved=found.saved,
         has_history=found.has_history,

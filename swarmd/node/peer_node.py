@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, TypeVar
 
 import trio
 
 from swarmd.buffers import SlotPool
+from swarmd.checkpoints import CheckpointFolder
 from swarmd.errors import UserError
 from swarmd.events_log import EventLog
-from swarmd.home_files import raise_incarnation
+from swarmd.home_files import raise_incarnation, read_known_peers
 from swarmd.injection import not_allowed
 from swarmd.json_record import render, to_json
 from swarmd.local_api.event_feed import EventFeed
@@ -48,9 +49,12 @@ from swarmd.store import write_bytes
 
 log = logging.getLogger("swarmd.node")
 
+_T = TypeVar("_T")
+
 EXIT_CODES = {
     "run_complete": 0,
     "drained": 0,
+    "stopped_now": 0,
     "drain_incomplete": 5,
     "identity_in_use_elsewhere": 77,
     "version_mismatch": 77,
@@ -76,6 +80,11 @@ class PeerNode:
         self.loader: StageLoader | None = None
         self.slots: SlotPool | None = None
         self.bootstrap: Bootstrap | None = None
+        self.ports_changed: dict[int, int] = {}
+        """Wanted port to the one used instead."""
+        self.on_change: Callable[[], None] = lambda: None
+        """Told when state or reason have changed."""
+        self.on_leave: Callable[..., bool] = self.begin_leave
         self.feed = EventFeed(EventLog(life.home.events_file))
         self.reporter = Reporter(self)
         self._store = LateStore()
@@ -108,7 +117,7 @@ class PeerNode:
     async def start_transport(self) -> None:
         """Listen. libp2p takes a second to import, so it happens while the socket answers."""
         assert self._nursery is not None
-        transport = await trio.to_thread.run_sync(
+        transport = await _in_thread(
             open_transport, self.life.config, self.life.identity.seed, self._store
         )
         transport.when_restarted(
@@ -116,8 +125,15 @@ class PeerNode:
         )
         self.transport = transport
         await self._nursery.start(transport.run)
-        for wanted, used in transport.ports_changed.items():
+        self.ports_changed = transport.ports_changed
+        for wanted, used in self.ports_changed.items():
             log.warning("port_changed wanted=%d used=%d", wanted, used)
+            self.reporter.health.hold(
+                "port_changed",
+                f"port {wanted} is taken, {used} is used instead",
+                impact="addresses that others remember may lead elsewhere",
+                fix="free the port, or choose another one with `--port`",
+            )
 
     def look_on_lan(self, run_id: RunId) -> None:
         """Find peers of the run nearby, and let them find us, if the settings allow it."""
@@ -165,16 +181,19 @@ class PeerNode:
         self.run, self.limits = run, limits_of(run.time_scale)
         if life.injection and not run.allow_injection:
             raise not_allowed()
-        device = await trio.to_thread.run_sync(choose_device, life.config)
+        device = await _in_thread(choose_device, life.config)
         self.slots = SlotPool(
             slot_classes(run, pipeline_limits(run).in_flight_max), output_reserve=OUTPUT_RESERVE
         )
         self._store.fill(self.slots)
-        found = await trio.to_thread.run_sync(saved_of, life.home, run, life.config)
+        found = await _in_thread(saved_of, life.home, run, life.config)
         for passed_over in found.unusable:
             log.warning("checkpoint_unusable path=%s why=%s", passed_over.path, passed_over.why)
             self.feed.publish("checkpoint_unusable", level="warn", data=passed_over.told())
-        machine = make_machine(life, run, self.transport, by_peer(entries), found)
+        is_founder = life.is_founder and not found.has_history and not self.has_been_in(run)
+        machine = make_machine(
+            life, run, self.transport, by_peer(entries), found, is_founder=is_founder
+        )
         self.machine = machine
         driver = self._drive(machine)
         assert driver.files is not None
@@ -200,12 +219,23 @@ class PeerNode:
         await self._ended.wait()
         return self._outcome
 
-    def begin_leave(self) -> bool:
+    def has_been_in(self, run: RunConfig) -> bool:
+        """Whether this home took part in the run before: it holds states, or knows others of it."""
+        life = self.life
+        folder = CheckpointFolder(life.home.checkpoints, run.run_id)
+        return folder.path.is_dir() or bool(read_known_peers(life.home, run.run_id))
+
+    def begin_leave(self, *, now: bool = False) -> bool:
         """Drain and go. False: nothing is held yet, there is nothing to drain."""
         if self.machine is None or self.driver is None:
             return False
-        self.driver.put(fx.Command("leave"))
+        self.driver.put(fx.Command("leave", {"now": now}))
         return True
+
+    def start_soon(self, task: Callable[[], Awaitable[None]]) -> None:
+        """Runs until the node ends."""
+        assert self._nursery is not None
+        self._nursery.start_soon(task)
 
     def call_after(self, delay_s: float, call: Callable[[], None]) -> None:
         assert self._nursery is not None
@@ -272,6 +302,9 @@ class PeerNode:
             case "refused_by_peer" if told.fields["code"] in EXIT_CODES:
                 code = told.fields["code"]
                 self._finish(code, EXIT_CODES[code], told.fields.get("text", ""))
+            case "state_changed":
+                self.reporter.event(told)
+                self.on_change()
             case _:
                 self.reporter.event(told)
 
@@ -303,3 +336,10 @@ class PeerNode:
 
 def _hash_of(body: bytes) -> str:
     return hashlib.blake2b(body, digest_size=32).hexdigest()
+
+
+async def _in_thread(work: Callable[..., _T], *args: Any) -> _T:
+    """As trio's, but what was cancelled meanwhile does not go on with the result."""
+    found = await trio.to_thread.run_sync(work, *args)
+    await trio.lowlevel.checkpoint_if_cancelled()
+    return found

@@ -32,7 +32,7 @@ def saved_of(home: Home, run: RunConfig, config: PeerConfig) -> FoundStates:
     folder = CheckpointFolder(home.checkpoints, run.run_id)
     if config.observe:
         return FoundStates(folder, (), ())
-    return states_in(folder, config.stage if isinstance(config.stage, int) else None)
+    return states_in(folder, config.wanted_stage)
 
 
 def states_in(folder: CheckpointFolder, stage: int | None) -> FoundStates:

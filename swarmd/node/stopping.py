@@ -19,6 +19,8 @@ from typing import Any
 
 import trio
 
+from swarmd import early_signals
+
 log = logging.getLogger("swarmd.daemon")
 
 LIFELINE_VARIABLE = "SWARMD_LIFELINE"
@@ -33,9 +35,12 @@ async def watch_signals(
     task_status: Any = trio.TASK_STATUS_IGNORED,
 ) -> None:
     """SIGTERM and SIGINT, counted together."""
-    with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+    with trio.open_signal_receiver(*early_signals.NUMBERS) as signals:
         task_status.started()
         seen = 0
+        for number in early_signals.take():
+            seen += 1
+            (on_first if seen == 1 else on_second)(number)
         async for number in signals:
             seen += 1
             (on_first if seen == 1 else on_second)(number)

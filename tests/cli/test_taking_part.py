@@ -159,6 +159,19 @@ def test_wrong_flag_is_exit_2_and_named(
     assert not home.root.exists()
 
 
+def test_stage_that_the_run_does_not_have_is_exit_2_and_the_home_is_untouched(
+    home: Home, started: list[Any], tmp_path: Path
+) -> None:
+    file = tmp_path / "demo.toml"
+    file.write_text(RUN_FILE.replace("[data]", "stages = 2\n[data]"))
+    found = swarmd("join", file, "--first", "--stage", "9", home=home)
+    assert found.code == 2
+    assert "no stage 9: the run has stages 0 to 1" in found.err
+    assert started == []
+    assert not home.root.exists()
+    assert swarmd("join", file, "--first", "--stage", "1", home=home).code == 5
+
+
 def test_iden_02_second_join_is_told_who_holds_the_home(home: Home) -> None:
     home.create()
     lock = acquire_lock(home, started_at=utc(), version="1")
@@ -231,7 +244,19 @@ def test_leave_tells_what_was_handed_over_and_ends_as_the_daemon_did(home: Home)
         found = swarmd("leave", "--deadline", "30s", home=home)
     assert found.out == "drained · finished 1 micro-batch · returned 3 leases · in 2.5 s\n"
     assert found.code == 0
-    assert daemon.asked == [("leave", {"deadline_s": 30.0, "now": False})]
+    assert daemon.asked[1:] == [("leave", {"deadline_s": 30.0, "now": False})]
+
+
+def test_last_holder_of_a_stage_is_warned_before_it_leaves(home: Home) -> None:
+    with leaving(home).running() as daemon:
+        daemon.status["stage"] |= {"index": 2, "replicas": 1}
+        daemon.status["peers"] |= {"active": 4}
+        found = swarmd("leave", home=home)
+    assert found.code == 0
+    assert "nobody else holds stage 2: 3 peers that train wait" in found.err
+    with leaving(home).running() as daemon:
+        daemon.status["stage"] |= {"index": 2, "replicas": 2}
+        assert swarmd("leave", home=home).err == ""
 
 
 def test_incomplete_drain_is_5_and_says_what_was_dropped(home: Home) -> None:

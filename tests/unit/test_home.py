@@ -281,3 +281,27 @@ def test_unreadable_memory_of_peers_is_no_obstacle(home: Home) -> None:
     for broken in ("{", "[]", f'{{"run_id": "{RUN}", "peers": [1, {{}}, {{"peer": "x"}}]}}'):
         home.known_peers_file.write_text(broken)
         assert read_known_peers(home, RUN) == ()
+
+
+# --------------------------------------------------------------------------------------- no place
+
+
+@pytest.mark.parametrize("below", ["", "/deeper"])
+def test_home_that_is_no_directory_is_refused_by_name(tmp_path: Path, below: str) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(UserError, match="file is no directory") as caught:
+        find_home(f"{tmp_path}/file{below}")
+    assert (caught.value.code, caught.value.exit_code) == ("home_unusable", 1)
+
+
+def test_relative_path_in_a_removed_directory_is_refused_in_words(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    with pytest.raises(UserError, match="current directory is gone") as caught:
+        find_home("home")
+    assert (caught.value.code, caught.value.exit_code) == ("no_directory", 1)
+    assert find_home(str(tmp_path)).root == tmp_path

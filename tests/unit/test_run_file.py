@@ -9,6 +9,7 @@ import pytest
 
 from swarmd.errors import UserError
 from swarmd.partition import stage_parameters
+from swarmd.peer_id import peer_id_of
 from swarmd.run_file import (
     make_run,
     preset_names,
@@ -156,7 +157,12 @@ def test_entry_addresses_are_read_and_are_not_part_of_the_run(folder: Path) -> N
 @pytest.mark.parametrize("preset", preset_names())
 def test_shown_run_reads_back_as_the_same_run(preset: str, folder: Path) -> None:
     run = run_of(
-        run={"name": 'a "b"\n', "preset": preset, "operators": ["k"], "protocol": {"max": 3}},
+        run={
+            "name": 'a "b" \\ ü',
+            "preset": preset,
+            "operators": [peer_id_of(bytes(32))],
+            "protocol": {"max": 3},
+        },
         test={"allow_injection": True},
     )
     assert load(folder, render_toml(run_document(run))) == run
@@ -175,6 +181,9 @@ GOOD = '[run]\nname = "d"\npreset = "tiny"\n'
         (GOOD + "[modle]\n", "run.toml:4: modle", "did you mean 'model'"),
         (GOOD + "[data]\nsource = 'text:x'\n", "run.toml:5: data.source", "unknown key"),
         ("run = 3\n", "run.toml:1: run", "must be a section"),
+        (GOOD + 'operators = ["k"]\n', "run.toml:4: run.operators", "named by their peer id"),
+        (GOOD + "[model]\nwidth = 10000000000\n", "run.toml:5: model.width", "is a mistake"),
+        (GOOD.replace('"d"', '"d\\u001b[31m"'), "run.toml:2: run.name", "nobody would see"),
         ('[run]\nname = "d"\npreset = "tny"\n', "run.toml:3: run.preset", "did you mean 'tiny'"),
         ('[run]\nname = "d"\npreset = 3\n', "run.toml:3: run.preset", "must be a text"),
         ('[run]\nname = "d"\n', "run.toml", "is missing, and no preset gives it"),
