@@ -4,9 +4,10 @@ Each piece of news goes to a link at most once (streams lose nothing while they 
 where it came from, and a newer piece about the same peer takes the place of the older. Least told
 goes first, as in SWIM; among equals the newest. Whatever this misses, anti-entropy brings.
 
-Urgent news (a claim, a death, a refutation) makes the machine send at once, to all of its ring
-neighbours: on an expander that reaches everybody in O(log N) hops, also when some pass nothing on.
-Mere progress rides on probes, and on few links: what misses a peer is overtaken by the next.
+Urgent news (a claim, a death, a refutation) makes the machine send at once, and a new round soon,
+to all of its ring neighbours: on an expander that reaches everybody in O(log N) hops, also when
+some pass nothing on. Mere progress rides on probes, and on few links: what misses a peer is
+overtaken by the next.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from swarmd.protocols.messages.gossip import (
     Rumour,
     SignedRecord,
 )
+from swarmd.protocols.records import Haste
 
 QUEUE_MAX = 4_096
 """Pieces of news waiting. The most told is dropped first; anti-entropy carries it then."""
@@ -39,7 +41,7 @@ Topic = tuple[PeerId, str]
 class _Piece:
     news: News
     size_bytes: int
-    is_urgent: bool
+    haste: Haste
     told: set[PeerId] = field(default_factory=set)
     """Links that have it: they got it from us, or gave it to us."""
     times: int = 0
@@ -63,16 +65,22 @@ class Dissemination:
         return len(self._pieces)
 
     def put(
-        self, topic: Topic, news: News, told: Iterable[PeerId] = (), *, urgent: bool = True
+        self,
+        topic: Topic,
+        news: News,
+        told: Iterable[PeerId] = (),
+        *,
+        haste: Haste = Haste.AT_ONCE,
     ) -> None:
-        """Queue a piece; it replaces an older one on its topic, and inherits its urgency."""
+        """Queue a piece; it replaces an older one on its topic, and inherits its haste."""
         former = self._pieces.pop(topic, None)
-        urgent |= former is not None and former.is_urgent
+        if former is not None:
+            haste = max(haste, former.haste)
         if len(self._pieces) >= QUEUE_MAX:
             most_told = max(self._pieces, key=lambda key: (self._pieces[key].times, key))
             del self._pieces[most_told]
             self.dropped += 1
-        self._pieces[topic] = _Piece(news, size_of(news), urgent, set(told))
+        self._pieces[topic] = _Piece(news, size_of(news), haste, set(told))
 
     def known_by(self, topic: Topic, news: News, peer: PeerId) -> None:
         """A link just gave us what we were about to tell it."""
@@ -114,13 +122,14 @@ class Dissemination:
             room_bytes -= piece.size_bytes
             piece.told.add(link)
             piece.times += 1
-            if piece.times >= PROGRESS_TELLINGS and not piece.is_urgent:
+            if piece.times >= PROGRESS_TELLINGS and piece.haste is Haste.WHENEVER:
                 del self._pieces[topic]
         return tuple(records), tuple(rumours)
 
     @property
-    def has_urgent(self) -> bool:
-        return any(piece.is_urgent for piece in self._pieces.values())
+    def haste(self) -> Haste:
+        """Of the piece that can wait least."""
+        return max((piece.haste for piece in self._pieces.values()), default=Haste.WHENEVER)
 
     def settle(self, links: Iterable[PeerId]) -> None:
         """Forget the pieces that each of these has."""

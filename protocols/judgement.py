@@ -27,6 +27,7 @@ from swarmd.protocols.local_health import LocalHealth
 from swarmd.protocols.messages.gossip import VERDICTS, Gossip, PeerRecord, Rumour, SignedRecord
 from swarmd.protocols.own_record import OwnRecord
 from swarmd.protocols.probing import Prober
+from swarmd.protocols.records import Haste
 from swarmd.protocols.rings import Rings
 from swarmd.protocols.roster import Entry, Liveness, Meaning, Merged, Roster
 from swarmd.protocols.suspicion import Life, Suspicions
@@ -81,19 +82,19 @@ class Judgement:
         self._questions: dict[PeerId, _Question] = {}
         self._accused_in: Life | None = None
         self._refuted_at_s = -math.inf
-        self.is_gossip_urgent = False
-        """News waits that should not wait for the next probe."""
+        self.haste = Haste.WHENEVER
+        """Of the news that has come up since the machine last looked here."""
         self.rejected: dict[PeerId, Counter[str]] = {}
 
     # ----------------------------------------------------------------------------------- ourselves
 
-    def publish(self, now_s: float, *, urgent: bool) -> None:
+    def publish(self, now_s: float, haste: Haste) -> None:
         """Sign what has gathered about ourselves and queue it."""
         spread = self._rng.uniform(0.75, 1.25)
         signed = self._own.publish(now_s, self._roster.present_count, spread)
         self._roster.put_own(signed, self._own.record, now_s)
-        self._news.put((self._peer, "record"), signed, urgent=urgent)
-        self.is_gossip_urgent |= urgent
+        self._news.put((self._peer, "record"), signed, haste=haste)
+        self.haste = max(self.haste, haste)
 
     def refute(self, life: Life, now_s: float, why: str) -> None:
         """Contradict an accusation of that life of ours."""
@@ -101,7 +102,7 @@ class Judgement:
         self._refuted_at_s = now_s
         self._own.refute(life)
         self._health.was_accused()
-        self.publish(now_s, urgent=True)
+        self.publish(now_s, Haste.AT_ONCE)
         self._emit("refuted", why=why, refutation=self._own.record.refutation)
 
     def answer_accusers(self, now_s: float) -> None:
@@ -114,7 +115,7 @@ class Judgement:
         must_step, role = self._own.meet(other, now_s)
         if must_step:
             self._own.step_over(other)
-            self.publish(now_s, urgent=True)
+            self.publish(now_s, Haste.AT_ONCE)
             self._emit("incarnation_raised", incarnation=self._own.record.incarnation)
         if role in ("elder", "newcomer"):
             self._emit("identity_conflict", role=role, addresses=other.addresses)
@@ -139,11 +140,10 @@ class Judgement:
             elif merged.meaning is Meaning.OWN:
                 self._meet_own_record(merged.record, now_s)
             elif merged.meaning is not Meaning.OLDER:
-                urgent = merged.tells_more_than_progress
-                learned += urgent
+                learned += merged.haste is Haste.AT_ONCE
                 if merged.meaning is Meaning.NEW:
                     strangers.add(peer)
-                self._news.put((peer, "record"), signed, told=(source, peer), urgent=urgent)
+                self._news.put((peer, "record"), signed, told=(source, peer), haste=merged.haste)
                 self._learned(peer, merged)
         return strangers, learned
 
@@ -152,8 +152,7 @@ class Judgement:
         assert entry is not None
         record = merged.record
         told = {"peer": peer, "stage": record.stage, "phase": record.phase}
-        urgent = merged.tells_more_than_progress
-        self.is_gossip_urgent |= urgent
+        self.haste = max(self.haste, merged.haste)
         if entry.liveness is Liveness.LEFT:
             was_there = merged.before is None or merged.before.phase != "left"
             self._end_presence(peer)
@@ -168,7 +167,7 @@ class Judgement:
         elif merged.meaning is Meaning.REFUTED:
             self._begin_presence(peer)
             self._emit("peer_refuted", **told)
-        elif urgent:
+        elif merged.haste is Haste.AT_ONCE:
             self._emit("record_changed", **told, round=record.round)
 
     def _begin_presence(self, peer: PeerId) -> None:
@@ -360,7 +359,7 @@ class Judgement:
             return
         if rumour.verdict == "suspect":
             self._news.put((peer, "suspect"), rumour, told=(accuser,))
-            self.is_gossip_urgent = True
+            self.haste = Haste.AT_ONCE
         if entry.liveness is Liveness.ALIVE:
             self._roster.set_liveness(entry, Liveness.SUSPECT, now_s)
             self._keeper.hurry(peer, now_s)
@@ -377,7 +376,7 @@ class Judgement:
         self._end_presence(peer)
         self._news.put((peer, "dead"), death, told=(PeerId(death.accuser),))
         self._news.withdraw((peer, "record"))
-        self.is_gossip_urgent = True
+        self.haste = Haste.AT_ONCE
         if peer in self._keeper.links:
             self._out.append(fx.Send(peer, Gossip(rumours=(death,))))
             self._out += self._keeper.drop(peer, "dead")

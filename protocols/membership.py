@@ -41,6 +41,7 @@ from swarmd.protocols.messages import control, gossip
 from swarmd.protocols.messages.gossip import PeerRecord, Rumour, SignedRecord
 from swarmd.protocols.own_record import OwnRecord, Sign
 from swarmd.protocols.probing import Prober
+from swarmd.protocols.records import Haste
 from swarmd.protocols.rings import Rings
 from swarmd.protocols.roster import Roster, RosterView, Verify
 from swarmd.protocols.suspicion import Suspicions
@@ -160,10 +161,11 @@ class Membership:
         """Say something new of ourselves: any fields of PeerRecord but identity and stamps.
 
         Progress alone (records.PROGRESS_FIELDS) waits for the next occasion; everything else is
-        signed and told at once. Raises LocalProtocolError for fields that are not ours to set.
+        signed at once. Raises LocalProtocolError for fields that are not ours to set.
         """
-        if self.own.change(changes, now_s):
-            self.judgement.publish(now_s, urgent=True)
+        haste = self.own.change(changes, now_s)
+        if haste is not Haste.WHENEVER:
+            self.judgement.publish(now_s, haste)
         return self._flush(now_s)
 
     def introduce(self, peer: PeerId, addresses: Iterable[str]) -> list[Effect]:
@@ -196,7 +198,7 @@ class Membership:
     def leave(self, now_s: float) -> list[Effect]:
         """Say goodbye to everybody: our last record. Nothing is done after it."""
         self.own.change({"phase": "left"}, now_s)
-        self.judgement.publish(now_s, urgent=False)
+        self.judgement.publish(now_s, Haste.WHENEVER)
         self._has_left = True
         for peer in sorted(self.keeper.links):
             self._out.append(fx.Send(peer, gossip.Gossip(records=(self.signed,))))
@@ -235,9 +237,9 @@ class Membership:
         return self._flush(now_s)
 
     def _flush(self, now_s: float) -> list[Effect]:
-        if self.judgement.is_gossip_urgent:
-            self.judgement.is_gossip_urgent = False
-            self.teller.hurry(now_s)
+        if self.judgement.haste is not Haste.WHENEVER:
+            self.teller.hurry(self.judgement.haste, now_s)
+            self.judgement.haste = Haste.WHENEVER
         effects = self._out[:]
         self._out.clear()
         return effects
@@ -279,7 +281,7 @@ class Membership:
         self.judgement.follow_up(now_s)
         self._out += self.keeper.tick(now_s)
         if self.own.is_due(now_s):
-            self.judgement.publish(now_s, urgent=False)
+            self.judgement.publish(now_s, Haste.WHENEVER)
         self.teller.tick(now_s)
         if now_s >= self._forget_due_s:
             self._forget_due_s = now_s + FORGET_EVERY_S

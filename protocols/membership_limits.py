@@ -59,6 +59,9 @@ class MembershipLimits:
 
     gossip_delay_s: float = 0.1
     """Urgent news is held so long to travel together. Lower: faster, more messages."""
+    gossip_gathered_s: float = 0.75
+    """The same for news of a round, which all have at about the same time. Below probe_interval_s:
+    then it saves the probes."""
     gossip_spacing_s: float = 0.3
     """Between two such sendings at least: bounds messages where urgent news never ends."""
     sync_interval_s: float = 30.0
@@ -116,6 +119,7 @@ def local() -> MembershipLimits:
         retry_max_s=10.0,
         reunite_s=0.5,
         gossip_delay_s=0.05,
+        gossip_gathered_s=0.25,
         gossip_spacing_s=0.15,
         sync_interval_s=10.0,
         progress_s_min=0.5,

@@ -1,7 +1,8 @@
 """Our own record: what we say of ourselves, when it is told, and what happens when others tell it.
 
-Urgent changes (stage, phase, addresses ...) are signed and told at once. Mere progress is told at
-most every so often, the more rarely the larger the swarm, so that its bytes stay flat.
+Urgent changes (stage, phase, addresses ...) are signed and told at once, a new round soon. Mere
+progress is told at most every so often, the more rarely the larger the swarm, so that its bytes
+stay flat.
 
 Somebody who accuses us is answered with a higher refutation. A record of ours that we did not make
 is either a former life of this key (our disk forgot), or another living holder of it. Soon after
@@ -19,7 +20,7 @@ from swarmd.protocols import wire
 from swarmd.protocols.errors import LocalProtocolError
 from swarmd.protocols.membership_limits import MembershipLimits
 from swarmd.protocols.messages.gossip import PHASES, PeerRecord, SignedRecord
-from swarmd.protocols.records import PROGRESS_FIELDS, stamp_of
+from swarmd.protocols.records import SHAPELESS_FIELDS, Haste, stamp_of
 from swarmd.protocols.suspicion import Life
 
 Sign = Callable[[bytes], bytes]
@@ -47,8 +48,8 @@ class OwnRecord:
 
     # ----------------------------------------------------------------------------------- changes
 
-    def change(self, changes: dict[str, Any], now_s: float) -> bool:
-        """Note changes. True if they must be told at once: call `publish`."""
+    def change(self, changes: dict[str, Any], now_s: float) -> Haste:
+        """Note changes, and say how soon they must be told: if not WHENEVER, call `publish`."""
         unknown = (changes.keys() - _FIELDS) | (changes.keys() & _NOT_BY_HAND)
         if unknown:
             raise LocalProtocolError("malformed", f"no such fields to change: {sorted(unknown)}")
@@ -60,7 +61,9 @@ class OwnRecord:
         for name in changes:
             self._pending.pop(name, None)
         self._pending.update(real)
-        return not real.keys() <= PROGRESS_FIELDS
+        if not real.keys() <= SHAPELESS_FIELDS:
+            return Haste.AT_ONCE
+        return Haste.SOON if "round" in real else Haste.WHENEVER
 
     def is_due(self, now_s: float) -> bool:
         """Progress has waited long enough."""

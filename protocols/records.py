@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import fields
+from enum import IntEnum
 from functools import lru_cache
 from operator import attrgetter
 
@@ -18,10 +19,23 @@ from swarmd.protocols.messages.gossip import KEY_BYTES, PHASES, PeerRecord, Sign
 from swarmd.protocols.suspicion import Life
 
 PROGRESS_FIELDS = frozenset({"tokens_per_s", "memory_bytes", "step", "micro_batches"})
-"""What changes all the time. Changes of these alone may wait, and shape nothing."""
+"""What changes all the time. Changes of these alone may wait."""
+SHAPELESS_FIELDS = PROGRESS_FIELDS | {"round"}
+"""What decides on nobody's stage, links or work. Everything else is the shape of the swarm."""
 _shape_values = attrgetter(
-    *sorted({item.name for item in fields(PeerRecord)} - PROGRESS_FIELDS - {"version"})
+    *sorted({item.name for item in fields(PeerRecord)} - SHAPELESS_FIELDS - {"version"})
 )
+
+
+class Haste(IntEnum):
+    """How soon a piece of news has to be told, and to how many."""
+
+    WHENEVER = 0
+    """Progress: on probes, to a few links; the next piece overtakes it."""
+    SOON = 1
+    """A round has ended, here as on every peer at about the same time: to all, but gathered."""
+    AT_ONCE = 2
+    """A claim, a death, a refutation ...: others act on it."""
 
 
 def stamp_of(record: PeerRecord) -> tuple[int, int]:
@@ -32,9 +46,11 @@ def life_of(record: PeerRecord) -> Life:
     return (record.incarnation, record.refutation)
 
 
-def is_more_than_progress(before: PeerRecord, after: PeerRecord) -> bool:
-    """Did anything change besides PROGRESS_FIELDS?"""
-    return bool(_shape_values(before) != _shape_values(after))
+def haste_of(before: PeerRecord, after: PeerRecord) -> Haste:
+    """Of the news that a peer's record has changed so."""
+    if _shape_values(before) != _shape_values(after):
+        return Haste.AT_ONCE
+    return Haste.WHENEVER if before.round == after.round else Haste.SOON
 
 
 def join(a: SignedRecord, b: SignedRecord) -> SignedRecord:

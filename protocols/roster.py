@@ -19,18 +19,13 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import NamedTuple
 
 from swarmd.protocols import limits
 from swarmd.protocols.errors import LocalProtocolError, RemoteProtocolError
 from swarmd.protocols.ids import PeerId
 from swarmd.protocols.messages.gossip import PeerRecord, Rumour, SignedRecord
-from swarmd.protocols.records import (
-    is_more_than_progress,
-    key_of,
-    life_of,
-    read_record,
-    stamp_of,
-)
+from swarmd.protocols.records import Haste, haste_of, key_of, life_of, read_record, stamp_of
 from swarmd.protocols.suspicion import Life
 
 Verify = Callable[[PeerId, bytes, bytes], bool]
@@ -63,8 +58,7 @@ class Meaning(StrEnum):
     """A record of ourselves that we did not make. Nothing was changed."""
 
 
-@dataclass(frozen=True, slots=True)
-class Merged:
+class Merged(NamedTuple):
     """The outcome of taking in a record."""
 
     meaning: Meaning
@@ -72,10 +66,8 @@ class Merged:
     """What was sent, decoded."""
     before: PeerRecord | None = None
     """What it replaced."""
-
-    @property
-    def tells_more_than_progress(self) -> bool:
-        return self.before is None or is_more_than_progress(self.before, self.record)
+    haste: Haste = Haste.WHENEVER
+    """How soon others have to hear of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,9 +218,10 @@ class Roster:
         if held is None:
             self._make_room(now_s)
             self._insert(peer, signed, record, now_s)
-            return Merged(Meaning.NEW, record)
+            return Merged(Meaning.NEW, record, None, Haste.AT_ONCE)
         before = held.record
-        return Merged(self._replace(held, signed, record, now_s), record, before)
+        haste = haste_of(before, record)
+        return Merged(self._replace(held, signed, record, haste, now_s), record, before, haste)
 
     def put_own(self, signed: SignedRecord, record: PeerRecord, now_s: float) -> None:
         """Our own record, just signed by us."""
@@ -238,7 +231,7 @@ class Roster:
         elif stamp_of(record) <= stamp_of(held.record):
             raise LocalProtocolError("duplicate", "own record does not advance")
         else:
-            self._replace(held, signed, record, now_s)
+            self._replace(held, signed, record, haste_of(held.record, record), now_s)
 
     def _check(self, signed: SignedRecord) -> PeerRecord:
         record = read_record(signed.body)
@@ -260,12 +253,12 @@ class Roster:
         self._touch(entry)
 
     def _replace(
-        self, held: Entry, signed: SignedRecord, record: PeerRecord, now_s: float
+        self, held: Entry, signed: SignedRecord, record: PeerRecord, haste: Haste, now_s: float
     ) -> Meaning:
         is_new_life = life_of(record) > held.life
         has_restarted = record.incarnation > held.record.incarnation
         before = held.liveness
-        self.shape += is_more_than_progress(held.record, record)
+        self.shape += haste is Haste.AT_ONCE
         del self._of_body[held.signed.body]
         self._of_body[signed.body] = PeerId(record.peer)
         held.record, held.signed = record, signed

@@ -1,9 +1,10 @@
 """When news leaves, and to whom: urgent news soon, what is left over now and then, rosters by sync.
 
-Urgent news is held for a moment to travel together, and where it never ends it leaves a few times a
-second only, so that messages stay bounded. Links that are busy with other things are not probed, so
-nothing rides to them of itself: they are told every so often. Rosters are compared on every new
-link, with a random neighbour every so often, and with all neighbours after a merger.
+Urgent news is held for a moment to travel together, a new round for longer. Where news never ends
+it leaves a few times a second only, so that messages stay bounded. Links that are busy with other
+things are not probed, so nothing rides to them of itself: they are told every so often. Rosters are
+compared on every new link, with a random neighbour every so often, and with all neighbours after a
+merger.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from swarmd.protocols.ids import PeerId
 from swarmd.protocols.link_keeper import LinkKeeper
 from swarmd.protocols.membership_limits import MembershipLimits
 from swarmd.protocols.messages.gossip import Gossip, Rumour, SignedRecord, SyncEntries, SyncSummary
+from swarmd.protocols.records import Haste
 
 GOSSIP = "membership/gossip"
 SYNC_AFTER_RECORDS = 8
@@ -43,7 +45,8 @@ class Teller:
         self._anti_entropy = anti_entropy
         self._out = out
         self._rng = rng
-        self._is_set = False
+        self._due_s = math.inf
+        """When the timer fires."""
         self._told_at_s = -math.inf
         self._sync_due_s = 0.0
         self._sync_with: set[PeerId] = set()
@@ -53,23 +56,26 @@ class Teller:
 
     # ------------------------------------------------------------------------------------- gossip
 
-    def hurry(self, now_s: float) -> None:
-        """There is urgent news."""
-        if not self._is_set:
-            self._is_set = True
-            pause_s = self._told_at_s + self._limits.gossip_spacing_s - now_s
-            self._out.append(fx.SetTimer(GOSSIP, max(self._limits.gossip_delay_s, pause_s)))
+    def hurry(self, haste: Haste, now_s: float) -> None:
+        """There is news that should not wait for the next probe."""
+        limits = self._limits
+        is_urgent = haste is Haste.AT_ONCE
+        delay_s = limits.gossip_delay_s if is_urgent else limits.gossip_gathered_s
+        due_s = max(now_s + delay_s, self._told_at_s + limits.gossip_spacing_s)
+        if due_s < self._due_s:
+            self._due_s = due_s
+            self._out.append(fx.SetTimer(GOSSIP, due_s - now_s))
 
     def on_timer(self, now_s: float) -> None:
         """Tell the neighbours; again soon if a message was too small for all of it."""
-        self._is_set = False
+        self._due_s = math.inf
         self._told_at_s = now_s
         listeners = self._keeper.neighbours()
         for peer in listeners:
             self._tell(peer, now_s)
         self._news.settle(listeners)
-        if listeners and self._news.has_urgent:
-            self.hurry(now_s)
+        if listeners and self._news.haste is not Haste.WHENEVER:
+            self.hurry(self._news.haste, now_s)
 
     def news_for(self, link: PeerId) -> tuple[tuple[SignedRecord, ...], tuple[Rumour, ...]]:
         """What rides on a probe or an acknowledgement."""

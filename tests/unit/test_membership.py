@@ -117,6 +117,44 @@ class TestOwnRecord:
         pair.do(A, fx.TimerFired(GOSSIP))
         assert pair.machines[B].roster.get(A).record.stage == 2  # type: ignore[union-attr]
 
+    def test_new_round_is_gathered_and_shapes_nothing(self) -> None:
+        pair = linked_pair()
+        limits, shape = pair.machines[A].limits, pair.machines[B].roster.shape
+        effects = pair.machines[A].update_own(pair.now_s, round=1)
+        assert [e for e in effects if isinstance(e, fx.SetTimer)] == [
+            fx.SetTimer(GOSSIP, limits.gossip_gathered_s)
+        ]
+        pair.now_s += limits.gossip_gathered_s
+        pair.do(A, fx.TimerFired(GOSSIP))
+        held = pair.machines[B].roster.get(A)
+        assert held is not None
+        assert held.record.round == 1
+        assert pair.machines[B].roster.shape == shape
+
+    def test_claim_does_not_wait_for_the_round_that_is_gathered(self) -> None:
+        pair = linked_pair()
+        machine, limits = pair.machines[A], pair.machines[A].limits
+        pair.now_s += 1.0
+        machine.update_own(pair.now_s, round=1)
+        effects = machine.update_own(pair.now_s, stage=3)
+        (timer,) = [effect for effect in effects if isinstance(effect, fx.SetTimer)]
+        assert timer.delay_s == pytest.approx(limits.gossip_delay_s)
+
+    def test_new_round_is_told_to_every_neighbour(self) -> None:
+        """Mere progress is not: the next overtakes it, and after a run's last round comes none."""
+        pair = linked_pair()
+        machine = pair.machines[A]
+        others = [peer_id(f"n{number}") for number in range(6)]
+        for before in (record("d"), record("e", round=1)):
+            machine.learn(signed(before), B, pair.now_s)
+            machine.news.withdraw((PeerId(before.peer), "record"))
+        later = [replace(record(n), version=2, round=1, step=5) for n in ("d", "e")]
+        machine.learn(signed(later[0]), B, pair.now_s)
+        machine.learn(signed(later[1]), B, pair.now_s)
+        told = [machine.news.take(peer)[0] for peer in others]
+        assert [len(records) for records in told] == [2, 2, 2, 1, 1, 1]
+        assert all(signed(later[0]) in records for records in told)
+
     def test_progress_waits_and_is_told_at_most_so_often(self) -> None:
         pair = linked_pair()
         start = pair.machines[A].record.version
