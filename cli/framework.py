@@ -17,6 +17,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import Any, TypeVar
 
 import click
@@ -177,7 +178,19 @@ class _NotEmpty(click.Parameter):
 
 
 class Option(_NotEmpty, click.Option):
-    pass
+    """bare: what the flag means where no value follows. A word that is no value of it is another
+    argument's, so `join --web LINK` means what it seems to."""
+
+    def __init__(self, *args: Any, bare: str | None = None, **settings: Any) -> None:
+        super().__init__(*args, **settings)
+        self.bare = bare
+
+    def is_value(self, word: str) -> bool:
+        try:
+            self.type.convert(word, None, None)
+        except click.BadParameter:
+            return False
+        return True
 
 
 class Argument(_NotEmpty, click.Argument):
@@ -269,7 +282,22 @@ class _Shared(click.Command):
             arg.replace("--json=", "--json-version=", 1) if arg.startswith("--json=") else arg
             for arg in args[:end]
         ]
-        return super().parse_args(ctx, renamed + args[end:])
+        return super().parse_args(ctx, self._with_bare_values(renamed) + args[end:])
+
+    def _with_bare_values(self, args: list[str]) -> list[str]:
+        """`--web` without a value becomes `--web=...`."""
+        bare = {
+            name: param
+            for param in self.params
+            if isinstance(param, Option) and param.bare is not None
+            for name in param.opts
+        }
+        given = []
+        for arg, following in zip_longest(args, args[1:], fillvalue=""):
+            param = bare.get(arg)
+            is_bare = param is not None and not param.is_value(following)
+            given.append(f"{arg}={param.bare}" if param is not None and is_bare else arg)
+        return given
 
     def get_help_option(self, ctx: click.Context) -> click.Option | None:
         """Help goes through the printer: a reader that goes away is no failure."""

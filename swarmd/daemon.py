@@ -185,6 +185,7 @@ class Daemon:
     async def _find_run(self) -> tuple[RunConfig, tuple[PeerAddress, ...]]:
         """The run, and where its peers may be. May wait for peers that describe it."""
         source, home = self.request.run, self.request.home
+        await self.node.serve_web(self.request.say)
         await self.node.start_transport()
         self._talk.listens(self.node.ports_changed)
         if source.run_id is not None:

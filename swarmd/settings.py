@@ -51,6 +51,8 @@ class Setting:
     """A flag without a value; in files and variables `true` or `false`."""
     is_live: bool = False
     """May change while the daemon runs (SIGHUP)."""
+    bare: str | None = None
+    """What the flag means without a value; None: it must have one."""
     is_obeyed: bool = True
     """False: read and checked, but nothing in this build acts on it. Setting it is a warning."""
 
@@ -230,14 +232,12 @@ SETTINGS: tuple[Setting, ...] = (
         help="Make our own links that slow, for experiments.",
     ),
     Setting(
-        name="metrics", section="net", grammar=HOST_PORT,
-        is_obeyed=False,
-        help="Prometheus over HTTP at this address; off by default.",
+        name="metrics", section="net", grammar=HOST_PORT, bare="127.0.0.1:4713",
+        help="Prometheus over HTTP here, default 127.0.0.1:4713; off without the flag.",
     ),
     Setting(
-        name="web", section="net", grammar=HOST_PORT,
-        is_obeyed=False,
-        help="The read-only web view at this address; off by default.",
+        name="web", section="net", grammar=HOST_PORT, bare="127.0.0.1:4712",
+        help="The read-only web view here, default 127.0.0.1:4712; off without the flag.",
     ),
     Setting(
         name="stage", section="device", grammar=_auto(_count(0, 255)), default="auto",

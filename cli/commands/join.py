@@ -43,6 +43,7 @@ def _flag(setting: Setting) -> Callable[[_F], _F]:
         setting.name,
         type=Parsed(setting.grammar.metavar, setting.grammar.parse),
         multiple=setting.is_repeatable,
+        bare=setting.bare,
         help=setting.help,
     )
 

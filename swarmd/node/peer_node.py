@@ -33,6 +33,7 @@ from swarmd.node.late_store import LateStore
 from swarmd.node.life import Life
 from swarmd.node.make_machine import make_machine, pipeline_limits
 from swarmd.node.open_transport import open_lan_discovery, open_transport
+from swarmd.node.open_web import open_web
 from swarmd.node.peer_memory import PeerMemory
 from swarmd.node.report import Reporter
 from swarmd.node.saved import saved_of
@@ -113,6 +114,13 @@ class PeerNode:
             self.feed.publish("started", peer=self.life.peer)
             task_status.started()
             await trio.sleep_forever()
+
+    async def serve_web(self, say: Callable[[str], None]) -> None:
+        """The web view and the metrics, if wanted. `say`: where they are."""
+        assert self._nursery is not None
+        servers = await open_web(self, say)
+        if servers is not None:
+            self._nursery.start_soon(servers.run)
 
     async def start_transport(self) -> None:
         """Listen. libp2p takes a second to import, so it happens while the socket answers."""

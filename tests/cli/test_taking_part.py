@@ -62,6 +62,26 @@ def test_flags_become_the_daemons_request_and_its_status_is_ours(
     assert (request.timeout_s, request.waits_for_lock, request.is_first) == (20.0, True, False)
 
 
+@pytest.mark.parametrize(
+    ("words", "web"),
+    [
+        (("--web", LINK), ("127.0.0.1", 4712)),
+        ((LINK, "--web"), ("127.0.0.1", 4712)),
+        ((LINK, "--web", "--name", "alder"), ("127.0.0.1", 4712)),
+        (("--web", "0.0.0.0:80", LINK), ("0.0.0.0", 80)),
+        (("--web=[::1]:0", LINK), ("::1", 0)),
+        ((LINK,), None),
+    ],
+)
+def test_web_needs_no_address_and_eats_no_link(
+    home: Home, started: list[Any], words: tuple[str, ...], web: tuple[str, int] | None
+) -> None:
+    swarmd("join", *words, home=home)
+    (request,) = started
+    assert request.config.web == web
+    assert request.run.run_id == RUN_ID
+
+
 def test_peer_flags_are_entries_and_tried_first(home: Home, started: list[Any]) -> None:
     other = ADDRESS_EXAMPLE.replace("203.0.113.7", "203.0.113.8")
     assert swarmd("join", LINK, "--peer", other, home=home).code == 5

@@ -58,6 +58,7 @@ PACKAGE_BANS: dict[str, dict[str, str]] = {
     "swarmd.compute": {"libp2p": HEAVY["libp2p"]},
     "swarmd.net": {"torch": HEAVY["torch"], "click": "floor 5", "rich": "floor 5"},
     "swarmd.node": {"torch": HEAVY["torch"], "click": "floor 5", "rich": "floor 5"},
+    "swarmd.web": HEAVY | {"click": "floor 5", "rich": "floor 5"},
     "swarmd.local_api": HEAVY | {"click": "floor 5", "rich": "floor 5"},
     "swarmd.cli": HEAVY | {"numpy": "reading commands answer at once"},
 }
@@ -69,6 +70,7 @@ FLOOR_ABOVE: dict[str, tuple[str, ...]] = {
     "swarmd.optim": ("swarmd.node", "swarmd.net", "swarmd.compute", "swarmd.model"),
     "swarmd.net": ("swarmd.node", "swarmd.compute", "swarmd.model", "swarmd.optim", "swarmd.sim"),
     "swarmd.compute": ("swarmd.node", "swarmd.net", "swarmd.sim"),
+    "swarmd.web": ("swarmd.node", "swarmd.net", "swarmd.compute", "swarmd.sim"),
     "swarmd.node": ("swarmd.compute", "swarmd.model", "swarmd.optim", "swarmd.sim"),
 }
 """Packages that the key must not import (itself and swarmd.protocols excepted)."""
