@@ -19,6 +19,9 @@ from swarmd.run_config import BoundaryConfig, InvalidRun, ModelConfig, RunConfig
 Shapes = dict[str, tuple[int, ...]]
 Range = tuple[int, int]
 
+BYTES_PER_PARAMETER = 20
+"""Weight, gradient, two moments, and the copy that graphs in flight keep; float32 each."""
+
 
 def layer_shapes(model: ModelConfig, boundary: BoundaryConfig, *, constrained: bool) -> Shapes:
     """One layer's parameters, without the `layers.N.` before each name."""
@@ -88,6 +91,11 @@ def stage_shapes(run: RunConfig, stage: int) -> Shapes:
 def stage_parameters(run: RunConfig, stage: int) -> int:
     """Trainable parameters of a stage. T_fixed and U are not among them."""
     return _count(stage_shapes(run, stage))
+
+
+def stage_bytes(run: RunConfig, stage: int) -> int:
+    """Memory that a stage's parameters take while it trains, activations not counted."""
+    return BYTES_PER_PARAMETER * stage_parameters(run, stage)
 
 
 def flops_per_token(run: RunConfig, stage: int) -> float:

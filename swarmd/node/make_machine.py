@@ -13,7 +13,7 @@ from swarmd.named_limits import limits_of
 from swarmd.net.transport import Transport
 from swarmd.node.life import Life
 from swarmd.node.saved import FoundStates
-from swarmd.partition import flops_per_token, stage_parameters
+from swarmd.partition import flops_per_token, stage_bytes
 from swarmd.protocols import assignment, lease_limits, membership_limits
 from swarmd.protocols.ids import PeerId
 from swarmd.protocols.leases import LeaseBook
@@ -26,8 +26,6 @@ from swarmd.protocols.pipeline_shape import PipelineLimits
 from swarmd.protocols.round_surroundings import RoundLimits
 from swarmd.run_config import RunConfig
 
-BYTES_PER_PARAMETER = 20
-"""Weight, gradient, two moments, and the copy that graphs in flight keep; float32 each."""
 IN_FLIGHT_MIN = 2
 """One is computed while the next one arrives. Above that a peer holds one for each stage: more keep
 workers busier, and make gradients older. What matters is their number against the micro-batches of
@@ -117,5 +115,5 @@ def _stage_needs(run: RunConfig) -> assignment.StageNeeds:
     stages = range(run.stages)
     return assignment.StageNeeds(
         costs=tuple(flops_per_token(run, stage) for stage in stages),
-        memory_bytes=tuple(BYTES_PER_PARAMETER * stage_parameters(run, stage) for stage in stages),
+        memory_bytes=tuple(stage_bytes(run, stage) for stage in stages),
     )

@@ -125,7 +125,8 @@ def test_a_wheel_of_what_the_image_copies_is_whole_and_runs(tmp_path: Path) -> N
         (metadata,) = (name for name in names if name.endswith(".dist-info/METADATA"))
         found = HeaderParser().parsestr(archive.read(metadata).decode())
     assert {name.split("/")[0] for name in names if ".dist-info/" not in name} == {"swarmd"}
-    expected = files_on_disk("*.py") | files_on_disk("*.toml") | files_on_disk("py.typed")
+    carried = ("*.py", "*.toml", "py.typed", "*.html", "*.js", "*.css")
+    expected = {name for pattern in carried for name in files_on_disk(pattern)}
     assert {name for name in names if ".dist-info/" not in name} == expected
     assert found["Requires-Python"] == pyproject()["project"]["requires-python"]
     assert (ROOT / "README.md").read_text(encoding="utf-8").strip() in found.get_payload().strip()

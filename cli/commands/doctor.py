@@ -1,0 +1,82 @@
+"""`swarmd doctor`: what this machine can do for a run, what is in the way, and how to mend it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from swarmd.cli import exits
+from swarmd.cli.framework import Session, command, option
+from swarmd.errors import SwarmdError, UserError
+
+if TYPE_CHECKING:
+    from swarmd.peer_config import PeerConfig
+    from swarmd.run_config import RunConfig
+
+
+@command(section="Checking")
+@option("--run", metavar="RUN", help="A run file, or a run of this home; default: the last one.")
+@option("--gpu", metavar="INDEX|UUID|PCI", help="Look at this GPU instead of the settings' one.")
+@option("--no-step", is_flag=True, help="Do not train a stage for a few seconds.")
+def doctor(session: Session, run: str | None, gpu: str | None, no_step: bool) -> int:
+    """Look over machine, device, disk, clock, files and ports; each finding says what to do.
+
+    With a run it also trains one of its stages for a few seconds, on made-up data, and ends with
+    what this machine could do for it. Needs no daemon and no network. Ends with 1 after an error.
+
+    Example: swarmd doctor --run run.toml
+    """
+    from swarmd.cli.doctor import fit, machine, peer, show
+    from swarmd.json_record import render
+    from swarmd.peer_config import effective_config
+    from swarmd.result_records import Doctor
+    from swarmd.versions import is_supported
+
+    flags = {} if gpu is None else {"gpu": (gpu,)}
+    config = effective_config(session.home, flags=flags).config
+    description = _run(session, run, config)
+    findings = [*machine.findings(session.home)]
+    findings += peer.findings(session.home, config, _status(session))
+    found = fit.look(session.home, config, description, dry_step=not no_step)
+    findings += found.findings
+    if description is not None:
+        findings += peer.run_findings(description, session.home)
+    report = Doctor(
+        findings=findings, supported=is_supported(), fit=found.fit, verdict=found.verdict
+    )
+    if session.is_json:
+        session.printer.object(render(report))
+    else:
+        for line in show.lines_of(report, session.printer):
+            session.printer.line(line)
+    has_error = any(finding.severity == "error" for finding in findings)
+    return exits.FAILED if has_error else exits.OK
+
+
+def _status(session: Session) -> dict[str, Any] | None:
+    """Of the daemon, if one answers."""
+    try:
+        return session.ask("status")
+    except SwarmdError:
+        return None
+
+
+def _run(session: Session, text: str | None, config: PeerConfig) -> RunConfig | None:
+    """None: none was named, and this home knows none."""
+    from swarmd.home_files import known_runs
+    from swarmd.run_source import resolve_run
+
+    named = text or config.run
+    if named is None:
+        runs = known_runs(session.home)
+        return runs[0].config if runs else None
+    source = resolve_run(session.home, named)
+    if source.plan is not None:
+        return source.plan.check()
+    if source.config is None:
+        raise UserError(
+            "this home does not know that run yet: a link is only its name",
+            code="unknown_run",
+            exit_code=2,
+            hint="join it once, or give its run file",
+        )
+    return source.config
