@@ -58,6 +58,8 @@ class Dissemination:
     """The queue of news."""
 
     def __init__(self) -> None:
+        self.fresh = Haste.WHENEVER
+        """Of the news that has come up since the machine last looked here."""
         self._pieces: dict[Topic, _Piece] = {}
         self.dropped = 0
 

@@ -11,8 +11,6 @@ Effects gather in `out`, which the machine hands on.
 
 from __future__ import annotations
 
-import math
-import random
 from collections import Counter
 from dataclasses import dataclass
 from typing import Any
@@ -23,16 +21,14 @@ from swarmd.protocols.dissemination import Dissemination
 from swarmd.protocols.errors import RemoteProtocolError
 from swarmd.protocols.ids import PeerId
 from swarmd.protocols.link_keeper import LinkKeeper
-from swarmd.protocols.local_health import LocalHealth
-from swarmd.protocols.messages.gossip import VERDICTS, Gossip, PeerRecord, Rumour, SignedRecord
-from swarmd.protocols.own_record import OwnRecord
+from swarmd.protocols.messages.gossip import VERDICTS, Gossip, Rumour, SignedRecord
+from swarmd.protocols.own_voice import OwnVoice
 from swarmd.protocols.probing import Prober
 from swarmd.protocols.records import Haste
 from swarmd.protocols.rings import Rings
 from swarmd.protocols.roster import Entry, Liveness, Meaning, Merged, Roster
 from swarmd.protocols.suspicion import Life, Suspicions
 
-REFUTE_EVERY_S = 0.5
 VOICES = 2
 """Accusers that should know, before a death is believed that we did not see."""
 SENDERS_MAX = 1_024
@@ -55,7 +51,8 @@ class Judgement:
 
     def __init__(
         self,
-        own: OwnRecord,
+        own: PeerId,
+        voice: OwnVoice,
         roster: Roster,
         rings: Rings,
         keeper: LinkKeeper,
@@ -63,12 +60,10 @@ class Judgement:
         suspicions: Suspicions,
         accusers: Accusers,
         news: Dissemination,
-        health: LocalHealth,
         out: list[fx.Effect],
-        rng: random.Random,
     ) -> None:
-        self._own = own
-        self._peer = PeerId(own.record.peer)
+        self._peer = own
+        self._voice = voice
         self._roster = roster
         self._rings = rings
         self._keeper = keeper
@@ -76,49 +71,9 @@ class Judgement:
         self._suspicions = suspicions
         self._accusers = accusers
         self._news = news
-        self._health = health
         self._out = out
-        self._rng = rng
         self._questions: dict[PeerId, _Question] = {}
-        self._accused_in: Life | None = None
-        self._refuted_at_s = -math.inf
-        self.haste = Haste.WHENEVER
-        """Of the news that has come up since the machine last looked here."""
         self.rejected: dict[PeerId, Counter[str]] = {}
-
-    # ----------------------------------------------------------------------------------- ourselves
-
-    def publish(self, now_s: float, haste: Haste) -> None:
-        """Sign what has gathered about ourselves and queue it."""
-        spread = self._rng.uniform(0.75, 1.25)
-        signed = self._own.publish(now_s, self._roster.present_count, spread)
-        self._roster.put_own(signed, self._own.record, now_s)
-        self._news.put((self._peer, "record"), signed, haste=haste)
-        self.haste = max(self.haste, haste)
-
-    def refute(self, life: Life, now_s: float, why: str) -> None:
-        """Contradict an accusation of that life of ours."""
-        self._accused_in = None
-        self._refuted_at_s = now_s
-        self._own.refute(life)
-        self._health.was_accused()
-        self.publish(now_s, Haste.AT_ONCE)
-        self._emit("refuted", why=why, refutation=self._own.record.refutation)
-
-    def answer_accusers(self, now_s: float) -> None:
-        """Refute what has gathered; at most twice a second, whoever shouts."""
-        if self._accused_in is not None and now_s - self._refuted_at_s >= REFUTE_EVERY_S:
-            self.refute(self._accused_in, now_s, "accused")
-
-    def _meet_own_record(self, other: PeerRecord, now_s: float) -> None:
-        """Somebody signed with our key, and it was not us."""
-        must_step, role = self._own.meet(other, now_s)
-        if must_step:
-            self._own.step_over(other)
-            self.publish(now_s, Haste.AT_ONCE)
-            self._emit("incarnation_raised", incarnation=self._own.record.incarnation)
-        if role in ("elder", "newcomer"):
-            self._emit("identity_conflict", role=role, addresses=other.addresses)
 
     # ------------------------------------------------------------------------------------- records
 
@@ -138,7 +93,7 @@ class Judgement:
             if merged.meaning is Meaning.SAME:
                 self._news.known_by((peer, "record"), signed, source)
             elif merged.meaning is Meaning.OWN:
-                self._meet_own_record(merged.record, now_s)
+                self._voice.meet_own_record(merged.record, now_s)
             elif merged.meaning is not Meaning.OLDER:
                 learned += merged.haste is Haste.AT_ONCE
                 if merged.meaning is Meaning.NEW:
@@ -152,7 +107,7 @@ class Judgement:
         assert entry is not None
         record = merged.record
         told = {"peer": peer, "stage": record.stage, "phase": record.phase}
-        self.haste = max(self.haste, merged.haste)
+        self._news.fresh = max(self._news.fresh, merged.haste)
         if entry.liveness is Liveness.LEFT:
             was_there = merged.before is None or merged.before.phase != "left"
             self._end_presence(peer)
@@ -215,8 +170,7 @@ class Judgement:
         if not self._accusers.is_genuine(rumour):
             self.reject(source, "bad_signature", f"rumour in the name of {rumour.accuser}")
             return
-        self._accused_in = max(life, self._accused_in or life)
-        self.answer_accusers(now_s)
+        self._voice.hear_accusation(life, now_s)
 
     def _owes_answer(self, peer: PeerId, life: Life, now_s: float) -> bool:
         """We told it of an accusation of that life, and it has not refuted it in due time."""
@@ -359,7 +313,7 @@ class Judgement:
             return
         if rumour.verdict == "suspect":
             self._news.put((peer, "suspect"), rumour, told=(accuser,))
-            self.haste = Haste.AT_ONCE
+            self._news.fresh = Haste.AT_ONCE
         if entry.liveness is Liveness.ALIVE:
             self._roster.set_liveness(entry, Liveness.SUSPECT, now_s)
             self._keeper.hurry(peer, now_s)
@@ -376,7 +330,7 @@ class Judgement:
         self._end_presence(peer)
         self._news.put((peer, "dead"), death, told=(PeerId(death.accuser),))
         self._news.withdraw((peer, "record"))
-        self.haste = Haste.AT_ONCE
+        self._news.fresh = Haste.AT_ONCE
         if peer in self._keeper.links:
             self._out.append(fx.Send(peer, Gossip(rumours=(death,))))
             self._out += self._keeper.drop(peer, "dead")

@@ -7,7 +7,8 @@ by known others and news has paths that nobody has to negotiate; an accusation c
 (incarnation, refutation), and a death is believed only after the accused had time to answer.
 Each part has its file:
 
-    own_record     what we say of ourselves            roster         what all say, joined
+    own_record     what others may know of us          own_voice      when we say it, and contradict
+    roster         what all say, joined
     link_keeper    whom we have links to               probing        who answers
     suspicion      who stands accused, how long        local_health   whether it is our own fault
     dissemination  what is still to be told            anti_entropy   what gossip missed
@@ -15,7 +16,8 @@ Each part has its file:
     telling        when news leaves, and to whom
 
 This file turns events into calls on them, and keeps one rule of its own: a pause of ours (SIGSTOP,
-a starved host) accuses nobody. A machine (effects.py): no clock, no randomness of its own.
+a starved host) accuses nobody, and contradicts what others may think of us: after one so long that
+they may hold us for dead, by a new life. A machine (effects.py): no clock, no random of its own.
 """
 
 from __future__ import annotations
@@ -40,6 +42,7 @@ from swarmd.protocols.membership_limits import MembershipLimits
 from swarmd.protocols.messages import control, gossip
 from swarmd.protocols.messages.gossip import PeerRecord, Rumour, SignedRecord
 from swarmd.protocols.own_record import OwnRecord, Sign
+from swarmd.protocols.own_voice import OwnVoice
 from swarmd.protocols.probing import Prober
 from swarmd.protocols.records import Haste
 from swarmd.protocols.rings import Rings
@@ -95,8 +98,10 @@ class Membership:
             limits.suspicion_s_min, limits.suspicion_s_max, limits.confirmations
         )
         self.counters: Counter[str] = Counter()
+        self.voice = OwnVoice(self.own, self.roster, self.news, self.health, self._out, rng)
         self.judgement = Judgement(
-            self.own,
+            self.peer,
+            self.voice,
             self.roster,
             self.rings,
             self.keeper,
@@ -104,9 +109,7 @@ class Membership:
             self.suspicions,
             Accusers(self.peer, own.run_id, sign, verify),
             self.news,
-            self.health,
             self._out,
-            rng,
         )
         self._rng = rng
         self._tick_due_s = math.inf
@@ -163,9 +166,8 @@ class Membership:
         Progress alone (records.PROGRESS_FIELDS) waits for the next occasion; everything else is
         signed at once. Raises LocalProtocolError for fields that are not ours to set.
         """
-        haste = self.own.change(changes, now_s)
-        if haste is not Haste.WHENEVER:
-            self.judgement.publish(now_s, haste)
+        if (haste := self.own.change(changes, now_s)) is not Haste.WHENEVER:
+            self.voice.publish(now_s, haste)
         return self._flush(now_s)
 
     def introduce(self, peer: PeerId, addresses: Iterable[str]) -> list[Effect]:
@@ -192,13 +194,13 @@ class Membership:
 
     def refute(self, now_s: float, why: str) -> list[Effect]:
         """Contradict whatever others may hold against us."""
-        self.judgement.refute((self.record.incarnation, self.record.refutation), now_s, why)
+        self.voice.refute((self.record.incarnation, self.record.refutation), now_s, why)
         return self._flush(now_s)
 
     def leave(self, now_s: float) -> list[Effect]:
         """Say goodbye to everybody: our last record. Nothing is done after it."""
         self.own.change({"phase": "left"}, now_s)
-        self.judgement.publish(now_s, Haste.WHENEVER)
+        self.voice.publish(now_s, Haste.WHENEVER)
         self._has_left = True
         for peer in sorted(self.keeper.links):
             self._out.append(fx.Send(peer, gossip.Gossip(records=(self.signed,))))
@@ -237,9 +239,9 @@ class Membership:
         return self._flush(now_s)
 
     def _flush(self, now_s: float) -> list[Effect]:
-        if self.judgement.haste is not Haste.WHENEVER:
-            self.teller.hurry(self.judgement.haste, now_s)
-            self.judgement.haste = Haste.WHENEVER
+        if self.news.fresh is not Haste.WHENEVER:
+            self.teller.hurry(self.news.fresh, now_s)
+            self.news.fresh = Haste.WHENEVER
         effects = self._out[:]
         self._out.clear()
         return effects
@@ -268,8 +270,11 @@ class Membership:
         self.counters["pauses"] += 1
         if lag_s >= self.limits.suspect_after_s and not self._has_left:
             self._woke_until_s = now_s + self.limits.dead_after_s
-            life = (self.record.incarnation, self.record.refutation)
-            self.judgement.refute(life, now_s, "paused")
+            if lag_s >= self.limits.dead_soonest_s:
+                self.voice.rejoin(now_s)
+            else:
+                life = (self.record.incarnation, self.record.refutation)
+                self.voice.refute(life, now_s, "paused")
 
     def _on_tick(self, now_s: float) -> None:
         unheard, effects = self.prober.tick(now_s)
@@ -277,11 +282,11 @@ class Membership:
         for peer in unheard:
             self.judgement.accuse(peer, "silent", now_s)
         self.judgement.judge(now_s)
-        self.judgement.answer_accusers(now_s)
+        self.voice.answer_accusers(now_s)
         self.judgement.follow_up(now_s)
         self._out += self.keeper.tick(now_s)
         if self.own.is_due(now_s):
-            self.judgement.publish(now_s, Haste.WHENEVER)
+            self.voice.publish(now_s, Haste.WHENEVER)
         self.teller.tick(now_s)
         if now_s >= self._forget_due_s:
             self._forget_due_s = now_s + FORGET_EVERY_S

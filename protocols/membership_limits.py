@@ -87,9 +87,17 @@ class MembershipLimits:
         worst_s = sum(steps) + len(steps) * self.tick_s + self.spread_s
         assert worst_s <= self.dead_after_s, f"dead only after {worst_s} s"
         assert 0 < self.tick_s <= self.probe_interval_s / 2
+        assert self.dead_soonest_s > self.dead_after_s / 2, "a pause of half of it kills nobody"
         assert self.suspicion_s_min <= self.suspicion_s_max
         assert self.retry_first_s <= self.retry_known_max_s <= self.retry_max_s
         assert 2 * self.rings <= self.links_max
+
+    @property
+    def dead_soonest_s(self) -> float:
+        """So long a pause at least until others hold the peer for dead: it began as a probe left,
+        each step's tick had just been, and the shortest suspicion did."""
+        steps = (self.probe_timeout_s, self.indirect_timeout_s, self.suspicion_s_min)
+        return sum(steps) - 2 * self.tick_s
 
     @property
     def suspect_after_s(self) -> float:

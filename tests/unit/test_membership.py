@@ -310,12 +310,18 @@ class TestSilence:
 
 
 class TestPause:
-    def test_own_pause_accuses_nobody_and_is_refuted_ahead(self) -> None:
+    @pytest.mark.parametrize(
+        ("pause_s", "answer"), [(4.0, "refuted"), (30.0, "incarnation_raised")]
+    )
+    def test_own_pause_accuses_nobody_and_is_contradicted_ahead(
+        self, pause_s: float, answer: str
+    ) -> None:
+        """So long that others may hold it for dead: it begins a new life."""
         pair = linked_pair()
-        pair.now_s += 30.0
+        pair.now_s += pause_s
         pair.emits.clear()
         pair.do(A, fx.TimerFired(TICK))
-        assert pair.names(A) == ["refuted"]
+        assert pair.names(A) == [answer]
         pair.tick(3.0)
         assert "peer_suspect" not in pair.names(A)
 
