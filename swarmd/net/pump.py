@@ -42,8 +42,12 @@ from swarmd.protocols.ids import PeerId
 FRAME_S = 30.0
 """From the header of a frame to its end. 64 KiB in this time are 17 kbit/s."""
 SLOW_BYTES_PER_S = 2.5e6
-SLOW_FRAME_BYTES = 64 << 10
-"""256 KiB take 21 ms at 100 Mbit/s, 0.2 s at 10 Mbit/s; below 20 Mbit/s frames are smaller."""
+SLOW_FRAME_BYTES = 68 << 10
+FAST_BYTES_PER_S = 50e6
+USUAL_FRAME_BYTES = 260 << 10
+"""What is urgent waits for one frame: 64 KiB take 26 ms at 20 Mbit/s, 256 KiB 21 ms at 100 Mbit/s.
+Where even the largest frames pass in 10 ms, they are fewer. The 4 KiB above a power of two are for
+headers, so that a message of such a size is not one small frame more."""
 TOGETHER_BYTES = 4 << 10
 """A message this small goes with the words before it. A larger one would make them wait for it."""
 GOODBYE_S = 0.5
@@ -280,8 +284,11 @@ class Pump:
     def _frame_bytes(self) -> int:
         """Smaller on slow links and unknown ones: what is urgent waits for one frame."""
         rate = self._plane.up.bytes_per_s
-        slow = rate is None or rate < SLOW_BYTES_PER_S
-        return min(self.carrier.frame_bytes, SLOW_FRAME_BYTES) if slow else self.carrier.frame_bytes
+        if rate is None or rate < SLOW_BYTES_PER_S:
+            return min(self.carrier.frame_bytes, SLOW_FRAME_BYTES)
+        if rate < FAST_BYTES_PER_S:
+            return min(self.carrier.frame_bytes, USUAL_FRAME_BYTES)
+        return self.carrier.frame_bytes
 
     async def _read(self) -> None:
         head = bytearray(HEADER.size)
