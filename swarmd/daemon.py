@@ -34,7 +34,9 @@ from swarmd.logs import start_logging, stop_logging
 from swarmd.named_limits import NamedLimits, limits_of
 from swarmd.node.life import Life
 from swarmd.node.peer_node import PeerNode
-from swarmd.node.stopping import Watchdog, watch_lifeline, watch_signals
+from swarmd.node.reload import reload
+from swarmd.node.service_manager import ServiceManager
+from swarmd.node.stopping import Watchdog, watch_lifeline, watch_other_signals, watch_signals
 from swarmd.node.talk import Talk
 from swarmd.peer_config import PeerConfig
 from swarmd.protocols.ids import RunId
@@ -59,6 +61,8 @@ class JoinRequest:
     waits_for_lock: bool = False
     stays: bool = False
     is_verbose: bool = False
+    reread: Callable[[], PeerConfig] | None = None
+    """The settings as they are now, for SIGHUP. Raises UserError."""
     say: Callable[[str], None] = field(default=lambda line: None)
     """One line for people, on standard error."""
 
@@ -142,6 +146,8 @@ class Daemon:
         self._end: End | None = None
         self._scope = trio.CancelScope()
         self._watchdog = Watchdog()
+        self._manager = ServiceManager()
+        self._turns = 0
 
     async def main(self) -> End:
         """From the control socket's first answer to the last goodbye."""
@@ -149,6 +155,9 @@ class Daemon:
             async with trio.open_nursery() as nursery:
                 await nursery.start(self.node.serve_control)
                 await nursery.start(watch_signals, self._first_signal, self._second_signal)
+                await nursery.start(watch_other_signals, self._hung_up, self.node.log_dump)
+                self._manager.tell(READY="1")
+                nursery.start_soon(self._manager.keep_told, self.node.reason, self._beats)
                 nursery.start_soon(watch_lifeline, self._lifeline_ended)
                 nursery.start_soon(self._live)
         assert self._end is not None
@@ -220,6 +229,17 @@ class Daemon:
 
     # ------------------------------------------------------------------------------------ stopping
 
+    def _hung_up(self) -> None:
+        """SIGHUP: settings may have changed. If it is the terminal that is gone, work goes on."""
+        if self.request.reread is not None:
+            reload(self.node, self.request.reread)
+
+    def _beats(self) -> int:
+        """Rises while the work goes on; before there is any, while the loop turns."""
+        driver = self.node.driver
+        self._turns += 1
+        return self._turns if driver is None else driver.events_handled
+
     def _first_signal(self, number: int) -> None:
         log.info("signal number=%d drains", number)
         if self.leave(None, now=False):
@@ -230,6 +250,7 @@ class Daemon:
 
         False: nothing is held yet, so it ends at once.
         """
+        self._manager.tell(STOPPING="1")
         if not self.node.begin_leave(now=now):
             self.finish(End("stopped_now", 0, "stopped before anything was held"))
             return False
@@ -247,6 +268,7 @@ class Daemon:
         end = End("stopped_now", code, "a second signal")
         self._watchdog.arm(2.0, code, lambda: self.write_last_words(end))
         self._end = None
+        self._manager.tell(STOPPING="1")
         self.finish(end)
 
     def _lifeline_ended(self) -> None:

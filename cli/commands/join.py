@@ -75,19 +75,19 @@ def join(
     knows; default: the last one. --timeout is how long to try to join. Drains and ends at Ctrl-C or
     SIGTERM; a second one ends it at once.
     """
-    config = _config(session, flags)
+    given = {name: value for name, value in flags.items() if value not in (None, ())}
+    config = _config(session, given)
     source = _source(session, run or config.run, config, first)
     if detach:
         from swarmd.cli.detach import join_detached
 
         return join_detached(session, source if run else None)
-    return _run_daemon(session, source, config, first, wait_lock, stay, inject)
+    return _run_daemon(session, source, config, given, first, wait_lock, stay, inject)
 
 
-def _config(session: Session, flags: dict[str, Any]) -> PeerConfig:
+def _config(session: Session, given: dict[str, Any]) -> PeerConfig:
     from swarmd.peer_config import effective_config
 
-    given = {name: value for name, value in flags.items() if value not in (None, ())}
     effective = effective_config(session.home, flags=given)
     for warning in effective.warnings:
         session.printer.warn(warning)
@@ -108,6 +108,7 @@ def _run_daemon(
     session: Session,
     source: RunSource,
     config: PeerConfig,
+    given: dict[str, Any],
     first: bool,
     wait_lock: bool,
     stay: bool,
@@ -116,6 +117,7 @@ def _run_daemon(
     from swarmd import early_signals
     from swarmd.drop_writer import DropWriter
     from swarmd.home_lock import busy_error, is_held
+    from swarmd.peer_config import effective_config
 
     if is_held(session.home) and not wait_lock:
         raise busy_error(session.home)  # before the second it takes to load the daemon
@@ -136,6 +138,7 @@ def _run_daemon(
                     waits_for_lock=wait_lock,
                     stays=stay,
                     is_verbose=session.printer.is_verbose,
+                    reread=lambda: effective_config(session.home, flags=given).config,
                     say=_nothing if session.printer.is_quiet else talk.write_line,
                 )
             )

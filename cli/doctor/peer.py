@@ -22,6 +22,7 @@ def findings(home: Home, config: PeerConfig, status: dict[str, Any] | None) -> I
     yield _identity(home)
     yield from _files(home)
     yield _ports(config) if status is None else _reachability(status)
+    yield _service()
 
 
 def _identity(home: Home) -> Finding:
@@ -115,6 +116,29 @@ def _reachability(status: dict[str, Any]) -> Finding:
     return Finding(
         check="port", severity="ok", text=f"{listed}; nobody has been asked yet to dial it"
     )
+
+
+def _service() -> Finding:
+    """A unit that kills before the drain has ended throws work away at every stop."""
+    from swarmd.cli.service_unit import TIMEOUT_STOP_S, installed, stop_timeout_s
+    from swarmd.named_limits import WAN
+
+    units = installed()
+    if not units:
+        return Finding(check="service", severity="ok", text="none is installed")
+    least = WAN.drain_deadline_s + WAN.stop_grace_s
+    for path in units:
+        stop_s = stop_timeout_s(path.read_text(encoding="utf-8", errors="replace"))
+        if stop_s is None or stop_s <= least:
+            said = "none" if stop_s is None else f"{stop_s:g} s"
+            return Finding(
+                check="service",
+                severity="warn",
+                text=f"{path}: TimeoutStopSec is {said}, a drain takes up to {least:g} s",
+                fix=f"TimeoutStopSec={TIMEOUT_STOP_S:g}, or `swarmd service install` again",
+            )
+    text = f"{units[0]}: TimeoutStopSec > drain {WAN.drain_deadline_s:g} s"
+    return Finding(check="service", severity="ok", text=f"{text} + {WAN.stop_grace_s:g} s")
 
 
 def run_findings(run: RunConfig, home: Home) -> Iterator[Finding]:

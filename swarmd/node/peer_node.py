@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import trio
 
@@ -24,7 +24,6 @@ from swarmd.local_api.event_feed import EventFeed
 from swarmd.local_api.server import serve
 from swarmd.named_limits import NamedLimits, limits_of
 from swarmd.net.lan_discovery import LanDiscovery
-from swarmd.net.transport import Transport
 from swarmd.node.driver import Driver
 from swarmd.node.files import FileLane
 from swarmd.node.handlers import control_handlers
@@ -48,6 +47,9 @@ from swarmd.run_config import RunConfig
 from swarmd.run_link import PeerAddress, by_peer
 from swarmd.store import write_bytes
 
+if TYPE_CHECKING:
+    from swarmd.net.swarm_transport import SwarmTransport
+
 log = logging.getLogger("swarmd.node")
 
 _T = TypeVar("_T")
@@ -65,6 +67,8 @@ EXIT_CODES = {
 }
 """Of the reasons with which a peer ends by itself; any other is a failure (1)."""
 LOOK_S = 0.1
+DUMPED_EVENTS = 50
+"""At SIGUSR1."""
 
 
 class PeerNode:
@@ -72,10 +76,12 @@ class PeerNode:
 
     def __init__(self, life: Life) -> None:
         self.life = life
+        self.settings = life.config
+        """As they hold now: some change while it runs (reload.py)."""
         self.limits: NamedLimits = limits_of("wan")
         self.run: RunConfig | None = None
         self.machine: PeerMachine | None = None
-        self.transport: Transport | None = None
+        self.transport: SwarmTransport | None = None
         self.lan: LanDiscovery | None = None
         self.driver: Driver | None = None
         self.loader: StageLoader | None = None
@@ -323,6 +329,13 @@ class PeerNode:
             if self._memory is not None:
                 self._memory.write(is_last=True)
             self._ended.set()
+
+    async def log_dump(self) -> None:
+        """Statistics and the last events, into the log."""
+        found = await control_handlers(self).answers["dump"]({})
+        log.info("dump %s", to_json(render(found)))
+        for event in self.feed.latest(DUMPED_EVENTS):
+            log.info("dump_event %s", to_json(event))
 
     def say_failure(self, error: UserError) -> None:
         log.error("failed code=%s text=%s hint=%s", error.code, error, error.hint)

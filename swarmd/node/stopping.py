@@ -14,7 +14,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import trio
@@ -44,6 +44,22 @@ async def watch_signals(
         async for number in signals:
             seen += 1
             (on_first if seen == 1 else on_second)(number)
+
+
+async def watch_other_signals(
+    on_hang_up: Callable[[], None],
+    on_dump: Callable[[], Awaitable[None]],
+    *,
+    task_status: Any = trio.TASK_STATUS_IGNORED,
+) -> None:
+    """SIGHUP and SIGUSR1, neither of which ends anything."""
+    with trio.open_signal_receiver(signal.SIGHUP, signal.SIGUSR1) as signals:
+        task_status.started()
+        async for number in signals:
+            if number == signal.SIGHUP:
+                on_hang_up()
+            else:
+                await on_dump()
 
 
 async def watch_lifeline(on_end: Callable[[], None]) -> None:

@@ -179,6 +179,7 @@ def test_link_of_a_run_nobody_here_knows_is_a_usage_error(home: Home) -> None:
 
 
 @pytest.mark.process
+@pytest.mark.slow
 def test_a_stage_of_the_run_is_really_trained(
     home: Home, run_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

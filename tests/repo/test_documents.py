@@ -122,7 +122,7 @@ def faults_of(line: str) -> list[str]:
     return faults
 
 
-PROMISED = ("netcheck", "service")
+PROMISED = ("netcheck",)
 """Commands of which the README says that they are not there yet."""
 
 
