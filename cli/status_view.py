@@ -184,6 +184,7 @@ def _swarm(status: Status, width: int) -> list[str]:
 
 def _counted(status: Status, width: int) -> list[str]:
     counted, faults, totals = status.contribution, status.faults, status.totals
+    first_s = status.join.first_contribution_s
     lines: list[str] = []
     if counted.micro_batches is not None:
         rounds = [totals.rounds_committed, totals.rounds_partial, totals.rounds_skipped]
@@ -195,6 +196,7 @@ def _counted(status: Status, width: int) -> list[str]:
                 f"{f.count(counted.micro_batches)} micro-batches",
                 f"{f.count(counted.tokens)} tokens",
                 f"{f.count(counted.rounds)}{of_all} rounds",
+                None if first_s is None else f"first after {f.duration(first_s)}",
             ],
             width,
         )

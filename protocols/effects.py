@@ -311,6 +311,13 @@ class HashFile:
 
 
 @dataclass(frozen=True, slots=True)
+class RemoveFile:
+    """Not wanted any more. Nothing is told: what cannot be removed is removed at the next start."""
+
+    path: str
+
+
+@dataclass(frozen=True, slots=True)
 class KeepCheckpoint:
     """Make a checkpoint of the state file at `path`, which is gone afterwards. Ends as FileWritten,
     once it will survive anything, or FileFailed. Its name is `name_of_saved(stage, round)`."""
@@ -354,6 +361,7 @@ Effect = (
     | ReadFile
     | WriteFile
     | HashFile
+    | RemoveFile
     | KeepCheckpoint
     | Release
     | Emit

@@ -31,6 +31,8 @@ class PeerSetup:
     is_observer: bool = False
     saved: tuple[SavedState, ...] = ()
     """Our own checkpoints of one stage of this run, found whole on disk."""
+    partial: dict[int, int] = field(default_factory=dict)
+    """By stage, the round of a state of others' that a former life began to fetch."""
     has_history: bool = False
     """This home has taken part before, whether or not anything of it can be used."""
     stays: bool = False

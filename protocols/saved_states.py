@@ -8,6 +8,7 @@ only while that is still the state of the swarm's round; else others give it a n
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -44,6 +45,20 @@ def name_of_saved(stage: int, round_number: int) -> str:
 
 def is_name_of_saved(name: str) -> bool:
     return name.startswith("stage-")
+
+
+_FETCHED = re.compile(r"fetch-(\d+)-(\d+)\.safetensors")
+
+
+def name_of_fetched(stage: int, round_number: int) -> str:
+    """A state that comes, or came, from others."""
+    return f"fetch-{stage:02}-{round_number:06}.safetensors"
+
+
+def fetched_in(names: Iterable[str]) -> dict[int, int]:
+    """By stage, the newest round of those that a former life fetched, or began to."""
+    found = sorted(match.groups() for match in map(_FETCHED.fullmatch, names) if match)
+    return {int(stage): int(round_number) for stage, round_number in found}
 
 
 def common_round(

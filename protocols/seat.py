@@ -14,19 +14,22 @@ swarm. What the worker does is told by `loaded` and `lost`.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from swarmd.protocols import effects as fx
 from swarmd.protocols.checkpoint_keeper import Kept
 from swarmd.protocols.coverage import Coverage
 from swarmd.protocols.ids import PeerId
+from swarmd.protocols.messages import Message
 from swarmd.protocols.placement import Placement
 from swarmd.protocols.reasons import Reason
 from swarmd.protocols.roster import RosterView
-from swarmd.protocols.saved_states import Resuming, SavedState
+from swarmd.protocols.saved_states import Resuming, SavedState, name_of_fetched
 from swarmd.protocols.set_aside import Aside
 from swarmd.protocols.state_fetch import StateFetch
 
+STATE_CODES = ("malformed", "wrong_run", "wrong_stage", "wrong_shape", "not_finite")
+"""With which a worker refuses a state that is whole."""
 HAS_NO_DONOR_S = 3.0
 """So long nobody must hold a stage that was trained before it is called lost: rosters settle."""
 
@@ -44,13 +47,18 @@ class Seat:
         is_founder: bool,
         next_token: Callable[[], int],
         saved: tuple[SavedState, ...] = (),
+        partial: Mapping[int, int] | None = None,
     ) -> None:
+        """partial: by stage, the round of a state that a former life began to fetch."""
         self._own = own
         self.placement = placement
         self._wanted = wanted
         self._is_observer = is_observer
         self._may_choose = is_founder or bool(saved)
         self._next_token = next_token
+        self._partial = dict(partial or {})
+        self._fetched: str | None = None
+        """The file of a fetched state that a worker holds: it starts from it again if it dies."""
         self._fields: dict[str, object] = {}
         self._no_donor_since_s: float | None = None
         self.phase = "none"
@@ -148,23 +156,31 @@ class Seat:
         now_s: float,
     ) -> list[fx.Effect]:
         """Go on with getting hold of `stage`."""
+        effects: list[fx.Effect] = []
         if stage != self.stage:
             self.changes += self.stage is not None
-            self.stage, self.phase, self.fetch, self.checkpoint = stage, "choosing", None, None
+            effects = self._forget_fetch()
+            self.stage, self.phase, self.checkpoint = stage, "choosing", None
         donors = [v.peer for v in coverage.active[stage] if v.peer in linked]
         if self.phase == "fetching":
             assert self.fetch is not None
-            return self.fetch.set_donors(donors, now_s)
+            return [*effects, *self.fetch.set_donors(donors, now_s)]
         if self.phase != "choosing":
-            return []
+            return effects
         if not has_begun:
-            return self._load(None)
+            return [*effects, *self._load(None)]
         if not coverage.active[stage]:
-            return self._without_donors(now_s)
+            return [*effects, *self._without_donors(now_s)]
         self._no_donor_since_s = None
         self.phase = "fetching"
-        self.fetch = StateFetch(stage, self._next_token)
-        return [*self.fetch.set_donors(donors, now_s), *self.fetch.start(now_s)]
+        left = self._partial.pop(stage, None)
+        self.fetch = StateFetch(stage, self._own, self._next_token, partial_round=left)
+        return [*effects, *self.fetch.set_donors(donors, now_s), *self.fetch.start(now_s)]
+
+    def _forget_fetch(self) -> list[fx.Effect]:
+        """What was fetched is of no more use."""
+        fetch, self.fetch = self.fetch, None
+        return [] if fetch is None else fetch.stop()
 
     def _without_donors(self, now_s: float) -> list[fx.Effect]:
         """Nobody holds the stage: what we wrote down ourselves, or wait for somebody who does."""
@@ -181,7 +197,12 @@ class Seat:
     def _load(self, path: str | None) -> list[fx.Effect]:
         assert self.stage is not None
         self.phase, self._loading = "loading", path
-        return [fx.LoadStage(self.stage, path)]
+        left = [name_of_fetched(stage, number) for stage, number in sorted(self._partial.items())]
+        if self._fetched is not None and self._fetched != path:
+            left.append(self._fetched)
+        self._fetched = path if path is not None and self.fetch is not None else None
+        self._partial.clear()
+        return [fx.LoadStage(self.stage, path), *map(fx.RemoveFile, left)]
 
     def pin(self, stage: int | None) -> None:
         """Ask for one stage and stay there; None: as the swarm decides again."""
@@ -190,6 +211,10 @@ class Seat:
             self._fields |= {"stage": stage, "phase": "syncing"}
 
     # ------------------------------------------------------------------------------------- events
+
+    def expects(self, peer: PeerId, message: Message) -> bool:
+        """Whether a message belongs to our transfer."""
+        return self.fetch is not None and self.fetch.expects(peer, message)
 
     def handle(self, event: fx.Event, now_s: float) -> list[fx.Effect]:
         """Messages, files and timers of a transfer."""
@@ -213,11 +238,16 @@ class Seat:
         self.phase, self.resuming, self.aside = "held", None, None
         self._fields |= {"phase": "active", "saved_rounds": ()}
 
-    def lost(self) -> None:
-        """The worker is gone, and with it what it had learned."""
+    def lost(self, code: str, now_s: float) -> list[fx.Effect]:
+        """The worker is gone, and with it what it had learned; or it did not take the state that
+        was fetched: then those who gave it are not asked again."""
         if self.phase == "held":
             self.phase, self.fetch = "choosing", None
             self._fields["phase"] = "syncing"
+        elif self.phase == "loading" and self.fetch is not None and code in STATE_CODES:
+            self.phase = "fetching"
+            return self.fetch.begin_again(now_s)
+        return []
 
     def put_away(self, round_number: int) -> None:
         """The stage is in a file, the worker ends; `come_back` takes a stage again."""

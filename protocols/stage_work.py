@@ -61,8 +61,9 @@ class StageWork:
             is_founder=setup.is_founder,
             next_token=self._next_number,
             saved=setup.saved,
+            partial=setup.partial,
         )
-        self.donor = StateDonor(self._next_number, self._next_number)
+        self.donor = StateDonor(self._next_number)
         self.pipeline: Pipeline | None = None
         self.rounds: RoundWork | None = None
         self._own = own
@@ -121,7 +122,7 @@ class StageWork:
         if isinstance(event.message, DONOR_MESSAGES):
             return [*self.donor.handle(event, now_s), *_release(event)]
         if is_of(event.message, state):
-            if self.seat.fetch is None:
+            if not self.seat.expects(event.peer, event.message):
                 return _release(event)
             return self._wire(self.seat.handle(event, now_s), now_s)
         if is_of(event.message, mixing):
@@ -184,7 +185,9 @@ class StageWork:
         self.checkpoints.forget()
         self._set_aside.cancel()
         self.donor.forget()
-        self.seat.lost()
+        effects += self._wire(self.seat.lost(code, now_s), now_s)
+        if self.seat.phase == "fetching":
+            return effects  # the state was of no use; the worker itself is well
         self.worker_losses += 1
         known = code if code in DEVICE_CODES else "worker_died"
         state_of_it = "failed" if known in ("out_of_memory", "model_does_not_fit") else ""
@@ -231,7 +234,7 @@ class StageWork:
                 return self._round_ended(fields["round"], now_s)
             case "state/resumes":
                 return self._take_up_ledger(fields["saved"])
-            case "pipeline/rejected" | "mixing/rejected":
+            case "pipeline/rejected" | "mixing/rejected" | "state/rejected":
                 self.rejected[fields["peer"], fields["code"]] += 1
                 plain = {"peer": fields["peer"], "code": fields["code"]}
                 return [fx.Emit("message_rejected", plain)]

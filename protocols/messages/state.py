@@ -1,12 +1,13 @@
-"""How the state of a stage travels from a peer that has it to one that needs it.
+"""How the state of a stage travels from peers that have it to one that needs it.
 
-    joiner -> donor   StateRequest
+    joiner -> donors  StateRequest
     donor -> joiner   Manifest, or StateRefused
-    joiner -> donor   ChunkRequest, several at a time
+    joiner -> donors  ChunkRequest, several at a time
     donor -> joiner   Chunk, with the bytes as payload, or StateRefused
 
 A snapshot is one body, cut into pieces of `chunk_bytes`; each piece is known by its BLAKE2b-256,
-the whole by the hash over the hashes. What arrives is checked against them before it is kept.
+the whole by the hash over the hashes. What arrives is checked against them before it is kept. It is
+what a round began with, so replicas that agree offer the same pieces.
 """
 
 from __future__ import annotations
@@ -18,12 +19,17 @@ HASH_BYTES = 32
 CHUNKS_MAX = 24_576
 """Their hashes fit into one message: 96 GiB of state in pieces of 4 MiB."""
 
+SKETCH_VALUES_MAX = 64
+SKETCH_MAX = 1e30
+
 
 @message(90)
 class StateRequest(Message):
-    """Asks for a snapshot of a stage, as new as the donor can make one."""
+    """Asks for a snapshot of a stage: as new as the donor can make one, or that of `round` if the
+    donor still has it (the newest else)."""
 
     stage: int = uint(limits.STAGES_MAX)
+    round: int | None = optional(uint(limits.ROUND_MAX))
 
 
 @message(91)
@@ -38,6 +44,8 @@ class Manifest(Message):
     hashes: tuple[bytes, ...] = sequence(raw(HASH_BYTES), CHUNKS_MAX)
     digest: bytes = raw(HASH_BYTES)
     """BLAKE2b-256 over the hashes, one after the other."""
+    sketch: tuple[float, ...] = sequence(number(-SKETCH_MAX, SKETCH_MAX), SKETCH_VALUES_MAX)
+    """Sums over ranges of the parameters: two states are about as far apart as their sketches."""
 
 
 @message(92)

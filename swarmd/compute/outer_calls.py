@@ -54,7 +54,7 @@ def mix_snapshot(
     if worker.outer is None:
         layout = FlatLayout(worker.stage.shapes, worker.run_config.outer.mix2_cover)
         worker.outer = OuterState(layout)
-    norm = worker.outer.snapshot(worker.params)
+    norm = worker.outer.snapshot(worker.params, args["round"])
     layout = worker.outer.layout
     return {"elements": layout.elements, "covered": layout.covered, "norm": norm}, 0
 
@@ -177,7 +177,7 @@ def outer_commit(
     worker: StageWorker, args: Args, inputs: Sequence[memoryview], output: memoryview | None
 ) -> Done:
     state = _state(worker)
-    worker.params = state.commit(worker.params)
+    worker.params = state.commit(worker.params, args["round"])
     return {"bytes_held": state.bytes_held}, 0
 
 

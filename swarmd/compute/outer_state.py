@@ -83,10 +83,12 @@ class OuterState:
         self.momentum: Tensor | None = None
         self.delta: Tensor | None = None
         self.owed: Tensor | None = None
+        self.round = -1
+        """The one that begins with x."""
         self._weights_of_start: weakref.ref[Tensor] | None = None
         self._stepped = 0
 
-    def snapshot(self, params: Mapping[str, Tensor]) -> float:
+    def snapshot(self, params: Mapping[str, Tensor], round_number: int) -> float:
         """x becomes what the weights are, and delta 0. Returns norm(x).
 
         After a commit that nothing followed, x is that already.
@@ -98,11 +100,19 @@ class OuterState:
             self._weights_of_start = weakref.ref(first)
         self.delta = None
         self._stepped = 0
+        self.round = round_number
         return float(torch.linalg.vector_norm(self.start))
 
     def start_of(self, where: Range) -> Tensor:
         """A view of x."""
         return piece_of(self._started(), where)
+
+    def start_of_round(self, at_least: int) -> Tensor | None:
+        """x as it was when `round` began, neither to be changed nor kept; None if that is an older
+        one. Raises JobFailed(not_ready) while the outer step is being taken from it."""
+        if self._stepped:
+            raise JobFailed("not_ready", "an outer step is being taken")
+        return self.start if self.round >= at_least else None
 
     def gradient_of(self, params: Mapping[str, Tensor], where: Range) -> Tensor:
         """D of a piece."""
@@ -136,8 +146,9 @@ class OuterState:
         self.start_of(where).copy_(theta_N)
         self._stepped += where.count
 
-    def commit(self, params: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Fresh weights, in the order of `params`. One weight at a time, so the old ones can go.
+    def commit(self, params: Mapping[str, Tensor], round_number: int) -> dict[str, Tensor]:
+        """Fresh weights, in the order of `params`, for the round after `round_number`. One at a
+        time, so the old ones can go.
 
         Raises JobFailed(compute_failed) unless every piece was stepped once.
         """
@@ -153,6 +164,7 @@ class OuterState:
         self._weights_of_start = weakref.ref(fresh[self.layout.places[0].name])
         self.delta = None
         self._stepped = 0
+        self.round = round_number + 1
         return fresh
 
     # ------------------------------------------------------------------------------------- on disk

@@ -3,6 +3,7 @@
     info        what the stage is and where it runs; data as documented at `info`
     digest      BLAKE2b-256 over the weights: equal bits, equal digest
     state       weights, moments and outer state as safetensors, to a file or into the output slot
+    round_state what the replicas have in common, to a file (round_state.py)
     load_state  the inverse, from a file or an input slot
 
 A handler takes the worker, the call's args, the input views and the output view, and returns
@@ -25,11 +26,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load, save, save_file
+from safetensors.torch import load, save
 from torch import Tensor
 
 from swarmd.compute.outer_calls import OUTER_CALLS
 from swarmd.compute.outer_state import FlatLayout, OuterState
+from swarmd.compute.round_state import round_state
+from swarmd.compute.state_file import STATE_FORMAT, metadata_for, metadata_of, save_state
 from swarmd.compute.tensor_bytes import payload_bytes_max
 from swarmd.errors import JobFailed
 from swarmd.partition import flops_per_token
@@ -41,8 +44,6 @@ Handler = Callable[
     ["StageWorker", dict[str, Any], Sequence[memoryview], memoryview | None],
     tuple[dict[str, Any], int],
 ]
-
-STATE_FORMAT = "swarmd-stage-1"
 
 
 def info(
@@ -101,7 +102,7 @@ def state(
         named.update(worker.outer.tensors(worker.params))
     data = {"digest": digest_of(worker.params), "next_step": worker.next_step}
     if "path" in args:
-        _save(named, Path(args["path"]), metadata)
+        save_state(named, Path(args["path"]), metadata)
         return data, 0
     body = save(named, metadata)
     if output is None or len(output) < len(body):
@@ -131,6 +132,7 @@ STAGE_CALLS: dict[str, Handler] = {
     "info": info,
     "digest": digest,
     "state": state,
+    "round_state": round_state,
     "load_state": load_state,
 }
 
@@ -156,12 +158,7 @@ def _named_state(
     named = {f"param/{name}": weight.detach() for name, weight in worker.params.items()}
     if with_moments:
         named.update(worker.inner_state.tensors())
-    metadata = {
-        "format": STATE_FORMAT,
-        "run_id": worker.run_config.run_id,
-        "stage": str(worker.stage.index),
-        "next_step": str(worker.next_step),
-    }
+    metadata = metadata_for(worker.run_config.run_id, worker.stage.index, worker.next_step)
     return {name: value.contiguous() for name, value in named.items()}, metadata
 
 
@@ -184,7 +181,7 @@ def restore(worker: StageWorker, body: bytes) -> None:
         named = load(body)
     except SafetensorError as error:
         raise JobFailed("malformed", str(error)) from None
-    metadata = _metadata(body)
+    metadata = metadata_of(body)
     if metadata.get("format") != STATE_FORMAT:
         raise JobFailed("malformed", f"not of format {STATE_FORMAT}")
     if metadata.get("run_id") != worker.run_config.run_id:
@@ -227,23 +224,6 @@ def _outer_state(
         return None
     layout = FlatLayout(worker.stage.shapes, worker.run_config.outer.mix2_cover)
     return OuterState.restored(layout, params, parts)
-
-
-def _save(named: dict[str, Tensor], path: Path, metadata: dict[str, str]) -> None:
-    """Raises JobFailed: disk_full, disk_error; then there is no file."""
-    try:
-        save_file(named, path, metadata)
-    except (OSError, SafetensorError) as error:
-        path.unlink(missing_ok=True)
-        is_full = "No space left" in str(error) or "os error 28" in str(error)
-        raise JobFailed("disk_full" if is_full else "disk_error", str(error)) from None
-
-
-def _metadata(body: bytes) -> dict[str, str]:
-    """The map that `safetensors.torch.load` leaves out; `load` has checked the frame before."""
-    header = json.loads(body[8 : 8 + int.from_bytes(body[:8], "little")])
-    metadata = header.get("__metadata__", {})
-    return metadata if isinstance(metadata, dict) else {}
 
 
 def _device_name(device: torch.device) -> str:

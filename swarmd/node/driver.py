@@ -175,6 +175,9 @@ class Driver:
             case fx.ReadFile() | fx.WriteFile() | fx.HashFile() | fx.KeepCheckpoint():
                 assert self.files is not None, "a file effect without files"
                 self.files.run_nowait(effect)
+            case fx.RemoveFile():
+                assert self.files is not None, "a file effect without files"
+                self.files.remove_nowait(effect)
             case fx.Release(buffer):
                 self._slots.release(buffer)
             case fx.Emit():

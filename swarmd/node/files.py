@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import logging
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -21,6 +22,8 @@ from swarmd.errors import DiskFull, StoreError
 from swarmd.net.transport import PayloadStore
 from swarmd.protocols import effects as fx
 from swarmd.protocols.saved_states import is_name_of_saved
+
+log = logging.getLogger("swarmd.node")
 
 THREADS_MAX = 2
 """Reads and writes of a donor must not take the cores from its worker."""
@@ -51,11 +54,22 @@ class FileLane:
         self._on_event = on_event
         self._limiter = trio.CapacityLimiter(THREADS_MAX)
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for path in folder.glob("snapshot-*"):
+            path.unlink(missing_ok=True)  # what a former life was serving
 
     def run_nowait(self, effect: FileEffect) -> None:
         if isinstance(effect, fx.WriteFile):
             self._slots.retain(effect.buffer)
         self._nursery.start_soon(self._run, effect)
+
+    def remove_nowait(self, effect: fx.RemoveFile) -> None:
+        self._nursery.start_soon(self._remove, self._path(effect.path))
+
+    async def _remove(self, path: Path) -> None:
+        try:
+            await self._in_thread(path.unlink, True)
+        except OSError as error:
+            log.warning("not_removed path=%s why=%s", path, error)
 
     async def _run(self, effect: FileEffect) -> None:
         try:
@@ -87,7 +101,7 @@ class FileLane:
         view = self._slots.view(buffer)
         try:
             got = await self._in_thread(
-                _read_into, self._path(effect.path), effect.offset_bytes, view
+                _read_into, self.path_of(effect.path), effect.offset_bytes, view
             )
         except BaseException:
             self._slots.release(buffer)
@@ -105,7 +119,7 @@ class FileLane:
         return fx.FileWritten(effect.token)
 
     async def _hash(self, effect: fx.HashFile) -> fx.Event:
-        path = self._path(effect.path)
+        path = self.path_of(effect.path)
         size, hashes = await self._in_thread(_hashes_of, path, effect.piece_bytes)
         return fx.FileHashed(effect.token, size, hashes)
 
@@ -138,6 +152,14 @@ class FileLane:
         assert name == os.path.basename(name), f"{name!r} is no plain name"
         assert name not in ("", ".", ".."), "no name"
         return self._folder / name
+
+
+def names_in(folder: Path) -> list[str]:
+    """What former lives have left there."""
+    try:
+        return sorted(path.name for path in folder.iterdir())
+    except OSError:
+        return []
 
 
 def _read_into(path: Path, offset: int, view: memoryview) -> int:

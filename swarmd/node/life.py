@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 from dataclasses import dataclass
+from pathlib import Path
 
 from swarmd.home import Home
 from swarmd.identity import Identity
@@ -34,6 +35,11 @@ class Life:
     def name(self) -> str:
         """For people."""
         return self.config.name or "peer-" + self.identity.peer_id[-4:].lower()
+
+    @property
+    def states(self) -> Path:
+        """Where states lie that come, go, or are being written."""
+        return self.home.cache / "state"
 
     def rng(self, purpose: str) -> random.Random:
         """Different on every peer and start; inside machines everything follows from it."""

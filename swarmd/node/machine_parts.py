@@ -21,6 +21,7 @@ from swarmd.status import (
     Communication,
     Contribution,
     DataPart,
+    Donor,
     Faults,
     Join,
     LastFault,
@@ -30,6 +31,7 @@ from swarmd.status import (
     Slot,
     StageMapEntry,
     StagePart,
+    StateTransfer,
     Throughput,
     TotalTraffic,
 )
@@ -88,6 +90,7 @@ class MachineParts:
             **self._rounds(),
             "faults": self._faults(),
             "join": self._join(),
+            "state_transfer": self._transfer(),
             "data": self._data(),
             "contribution": self._contribution(),
         }
@@ -237,11 +240,27 @@ class MachineParts:
 
     def _join(self) -> Join:
         machine = self.machine
-        first_s = machine.work.first_done_s
-        begun_s = self.started_s
-        return Join(
-            started_at=self.started_at,
-            first_contribution_s=None if first_s is None else round(first_s - begun_s, 3),
+        first_s, after_s = machine.work.first_done_s, None
+        if first_s is not None:  # the machine's clock is not the daemon's: only differences count
+            uptime_s = time.monotonic() - self.started_s
+            after_s = round(uptime_s - (self.now_s - first_s), 3)
+        return Join(started_at=self.started_at, first_contribution_s=after_s)
+
+    def _transfer(self) -> StateTransfer:
+        fetch, donor = self.machine.work.seat.fetch, self.machine.work.donor
+        if fetch is None or fetch.plan is None or fetch.pieces is None:
+            return StateTransfer(serving_now=donor.serving_now)
+        return StateTransfer(
+            manifest_round=fetch.plan.round,
+            verified=fetch.is_done,
+            bytes_total=fetch.plan.size_bytes,
+            bytes_done=fetch.pieces.bytes_done,
+            bytes_refetched=fetch.pieces.bytes_refetched,
+            donors=[
+                Donor(peer=peer, bytes=found.bytes_received, outcome=found.outcome)
+                for peer, found in sorted(fetch.donors.items())
+            ],
+            serving_now=donor.serving_now,
         )
 
     def _data(self) -> DataPart:

@@ -11,6 +11,7 @@ from swarmd import __version__
 from swarmd.identity import verify
 from swarmd.named_limits import limits_of
 from swarmd.net.transport import Transport
+from swarmd.node.files import names_in
 from swarmd.node.life import Life
 from swarmd.node.saved import FoundStates
 from swarmd.partition import flops_per_token, stage_bytes
@@ -24,6 +25,7 @@ from swarmd.protocols.peer import PeerMachine
 from swarmd.protocols.peer_setup import PeerSetup
 from swarmd.protocols.pipeline_shape import PipelineLimits
 from swarmd.protocols.round_surroundings import RoundLimits
+from swarmd.protocols.saved_states import fetched_in
 from swarmd.run_config import RunConfig
 
 IN_FLIGHT_MIN = 2
@@ -74,6 +76,7 @@ def make_machine(
         stage=life.config.wanted_stage,
         is_observer=life.config.observe,
         saved=found.saved,
+        partial=fetched_in(names_in(life.states)),
         has_history=found.has_history,
         stays=life.stays,
         agent=f"swarmd/{__version__}",

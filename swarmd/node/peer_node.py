@@ -43,6 +43,8 @@ from swarmd.protocols.bootstrap import Bootstrap, BootstrapLimits
 from swarmd.protocols.ids import RunId
 from swarmd.protocols.peer import PeerMachine
 from swarmd.protocols.reasons import Reason
+from swarmd.protocols.saved_states import fetched_in
+from swarmd.protocols.seat import STATE_CODES
 from swarmd.run_config import RunConfig
 from swarmd.run_link import PeerAddress, by_peer
 from swarmd.store import write_bytes
@@ -276,9 +278,7 @@ class PeerNode:
             on_emit=self._emitted,
             on_load=self._load_stage,
         )
-        driver.files = FileLane(
-            self.life.home.cache / "state", self._store, self._nursery, driver.put
-        )
+        driver.files = FileLane(self.life.states, self._store, self._nursery, driver.put)
         self._nursery.start_soon(driver.run)
         return driver
 
@@ -290,6 +290,9 @@ class PeerNode:
     def _worker_gone(self, code: str, text: str) -> None:
         log.error("worker_gone code=%s text=%s", code, text)
         self.feed.publish("worker_died", level="error", code=code, data={"text": text})
+        wanted = "" if self.loader is None else self.loader.wanted_state or ""
+        if code in STATE_CODES and fetched_in([wanted]):
+            return  # the machine, which was told before, gets another state
         self._finish(code, EXIT_CODES.get(code, 1), text)
 
     # ------------------------------------------------------------------------------- what is told

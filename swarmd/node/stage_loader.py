@@ -50,7 +50,8 @@ class StageLoader:
         self._on_event = on_event
         self._on_gone = on_gone
         self._path_of = path_of
-        self._wanted_state: str | None = None
+        self.wanted_state: str | None = None
+        """By the name that the machine gave it."""
         self.lane: ComputeLane | None = None
 
     def load(self, wanted: fx.LoadStage) -> ComputeLane:
@@ -66,7 +67,7 @@ class StageLoader:
             micro_batch_max=settings.micro_batch if settings.micro_batch != "auto" else None,
             cache_dir=self._life.home.cache,
         )
-        self._wanted_state = wanted.state
+        self.wanted_state = wanted.state
         if self.lane is None:
             self.lane = self._make_lane(config)
         self.lane.load_nowait(config)
@@ -86,7 +87,7 @@ class StageLoader:
     def _told(self, event: fx.Event) -> None:
         """From the lane to the machine. A worker that is ready says what it started from."""
         if isinstance(event, fx.ComputeReady):
-            event = fx.ComputeReady({**event.info, "state": self._wanted_state})
+            event = fx.ComputeReady({**event.info, "state": self.wanted_state})
         self._on_event(event)
 
 

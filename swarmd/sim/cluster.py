@@ -377,6 +377,8 @@ class Cluster:
         elif isinstance(effect, FILE_EFFECTS):
             answer = SimFiles(peer.disk, peer.slots).answer(effect, CHUNK_BYTES)
             self.world.after(READ_S, self._deliver_to, peer, peer.epoch, answer)
+        elif isinstance(effect, fx.RemoveFile):
+            SimFiles(peer.disk, peer.slots).remove(effect.path)
         elif peer.compute is not None:
             if isinstance(effect, fx.Compute):
                 peer.compute.submit(effect.job_id, effect.job)

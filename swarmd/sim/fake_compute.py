@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import math
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,7 +30,7 @@ from swarmd.protocols.jobs import (
 from swarmd.protocols.run_shape import RunShape
 from swarmd.sim.clock import World
 from swarmd.sim.fake_outer import FakeJobFailed, FakeOuter, Values
-from swarmd.sim.files import SimFiles
+from swarmd.sim.files import PIECES, SimFiles
 from swarmd.sim.slots import SimSlots
 
 LOSS_FIRST = 5.5
@@ -248,10 +248,11 @@ class FakeCompute:
 
     def _call(self, item: _Queued, job: StageCall, busy_s: float) -> fx.Event:
         if job.name == "state":
-            content = {"stage": self._stage, "steps": self.steps, "weights": self.outer.weights}
-            self._files.create(str(job.args["path"]), json.dumps(content))
-            data = {"next_step": self.steps}
-            return fx.ComputeDone(item.job_id, JobResult(busy_s=busy_s, data=data))
+            self._save(str(job.args["path"]), self.steps, self.outer.weights)
+            saved = {"next_step": self.steps}
+            return fx.ComputeDone(item.job_id, JobResult(busy_s=busy_s, data=saved))
+        if job.name == "round_state":
+            return self._round_state(item.job_id, job, busy_s)
         try:
             data, values = self.outer.run(job, item.inputs)
         except FakeJobFailed as error:
@@ -259,12 +260,29 @@ class FakeCompute:
         output_bytes = job.output_bytes if values is not None else 0
         return self._answer(item.job_id, busy_s, values, output_bytes, data=data)
 
+    def _round_state(self, job_id: int, job: StageCall, busy_s: float) -> fx.Event:
+        outer = self.outer
+        if outer.is_stepping:
+            return fx.ComputeFailed(job_id, JobFailure("not_ready"))
+        has_start = outer.round >= job.args["round"]
+        round_number = outer.round if has_start else job.args["round"]
+        weights = outer.x if has_start else outer.weights
+        steps = min(round_number * self._shape.inner_steps, self._shape.total_steps)
+        self._save(str(job.args["path"]), steps, weights)
+        data = {"round": round_number, "next_step": steps, "sketch": list(weights)}
+        return fx.ComputeDone(job_id, JobResult(busy_s=busy_s, data=data))
+
+    def _save(self, path: str, steps: int, weights: Sequence[float]) -> None:
+        share = WEIGHTS // PIECES
+        shares = [weights[n * share : (n + 1) * share] for n in range(PIECES)]
+        self._files.create(path, [json.dumps([self._stage, steps, part]) for part in shares])
+
     def _restore(self, path: str) -> bool:
-        content = self._files.content_of(path)
-        state = {} if content is None else json.loads(content)
-        if state.get("stage") != self._stage:
+        pieces = [json.loads(piece) for piece in self._files.content_of(path) or ()]
+        if not pieces or any(piece[:2] != [self._stage, pieces[0][1]] for piece in pieces):
             return False
-        self.steps, self.outer = state["steps"], FakeOuter(state["weights"])
+        weights = [weight for piece in pieces for weight in piece[2]]
+        self.steps, self.outer = pieces[0][1], FakeOuter(weights)
         return True
 
     def _answer(

@@ -50,6 +50,10 @@ class FakeOuter:
         self.x: list[float] = []
         self.momentum = [0.0] * len(self.weights)
         self.delta = [0.0] * len(self.weights)
+        self.round = -1
+        """The one that begins with x."""
+        self.is_stepping = False
+        """x is neither this round's start nor the next one's."""
         self.stepped: dict[int, float] = {}
         """Coordinates of x that the outer step has been taken for (twice would be a bug), and the
         outer gradient it was taken with."""
@@ -61,6 +65,7 @@ class FakeOuter:
             self.x = list(self.weights)
             self.delta = [0.0] * len(self.x)
             self.stepped.clear()
+            self.round, self.is_stepping = args["round"], False
             return {
                 "elements": len(self.x),
                 "covered": self.covered,
@@ -69,6 +74,7 @@ class FakeOuter:
         if job.name == "outer_commit":
             assert len(self.stepped) == len(self.x), "a coordinate was not stepped"
             self.weights = list(self.x)
+            self.round, self.is_stepping = args["round"] + 1, False
             return {}, None
         if job.name == "outer_divergence":
             return {"divergence": None}, None
@@ -168,6 +174,7 @@ class FakeOuter:
             before = 0.0 if args["resets"] else self.momentum[i]
             self.momentum[i] = mu * before + change
             self.x[i] += self.delta[i] - alpha * (change + mu * self.momentum[i])
+        self.is_stepping = True
         self.stepped.update(zip(where, d, strict=True))
         return {"code": ""}, None
 

@@ -1,12 +1,14 @@
 """A simulated peer's state files: names with made-up content, whole in three pieces.
 
-Enough to carry a stage from one peer to another: equal content has equal hashes, whatever its name.
+Enough to carry a stage from one peer to another: equal pieces have equal hashes, whatever their
+file, and pieces of several files make a whole.
 Files live on the peer's simulated disk, so they survive a crash unless the disk does not.
 """
 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from typing import Any
 
 from swarmd.protocols import effects as fx
@@ -31,16 +33,18 @@ class SimFiles:
         self._files: dict[str, dict[int, str]] = disk.setdefault("files", {})
         self._slots = slots
 
-    def create(self, name: str, content: str) -> None:
+    def create(self, name: str, pieces: Sequence[str]) -> None:
         """What the compute worker wrote down."""
-        self._files[name] = {index: f"{content}#{index}" for index in range(PIECES)}
+        assert len(pieces) == PIECES, "every file has as many"
+        self._files[name] = dict(enumerate(pieces))
 
-    def content_of(self, name: str) -> str | None:
-        """What was written as a whole, or None if a piece is missing or of another whole."""
+    def content_of(self, name: str) -> list[str] | None:
+        """The pieces; None if one is missing."""
         pieces = self._files.get(name, {})
-        whole = pieces.get(0, "").removesuffix("#0")
-        is_whole = all(pieces.get(index) == f"{whole}#{index}" for index in range(PIECES))
-        return whole if is_whole else None
+        return [pieces[n] for n in range(PIECES)] if len(pieces) == PIECES else None
+
+    def remove(self, name: str) -> None:
+        self._files.pop(name, None)
 
     def answer(self, effect: FileEffect, piece: int) -> fx.Event:
         """`piece`: the size of a piece in bytes, to tell offsets apart."""

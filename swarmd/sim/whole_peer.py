@@ -13,6 +13,7 @@ from swarmd.protocols.messages.gossip import PeerRecord
 from swarmd.protocols.peer import PeerMachine
 from swarmd.protocols.peer_setup import PeerSetup
 from swarmd.protocols.pipeline_shape import PipelineLimits
+from swarmd.protocols.saved_states import fetched_in
 from swarmd.sim.cluster import Factory, PeerSpec
 from swarmd.sim.files import saved_on
 
@@ -56,6 +57,7 @@ def whole_factory(
             stage=stage_of(spec),
             saved=saved,
             has_history=bool(saved),
+            partial=fetched_in(spec.disk.get("files", ())),
             is_founder=not spec.entries,
             assignment_limits=placing or AssignmentLimits(),
             pipeline_limits=pipeline_limits or PipelineLimits(),
