@@ -19,12 +19,14 @@ that others have not taken yet, until `is_empty`.
 from __future__ import annotations
 
 from swarmd.protocols import effects as fx
+from swarmd.protocols.early_parts import EarlyParts
+from swarmd.protocols.exchange_clock import ExchangeClock
 from swarmd.protocols.exchange_plan import ExchangePlan, ExchangeRecord
 from swarmd.protocols.ids import PeerId
 from swarmd.protocols.jobs import BufferRef
 from swarmd.protocols.messages import Message
 from swarmd.protocols.messages import mixing as wire
-from swarmd.protocols.mix_deadline import ExchangeTimes
+from swarmd.protocols.mix_deadline import ExchangeTimes, MixDeadline
 from swarmd.protocols.mix_group import (
     LATE,
     SILENT,
@@ -37,10 +39,6 @@ from swarmd.protocols.mix_jobs import JobDesk
 from swarmd.protocols.own_parts import OwnParts
 from swarmd.protocols.reducer import ReducedPart, Reducer
 
-TICKS_PER_PATIENCE = 4
-TICK_S_MIN, TICK_S_AGAIN = 0.05, 0.1
-LATECOMER_SHARE = 0.5
-"""Of the time there is to wait: what the last member to come is given for its parts."""
 NOT_TAKEN_CODES = (
     LATE,
     WITHDRAWN,
@@ -60,11 +58,11 @@ class Exchange:
         self,
         plan: ExchangePlan,
         times: ExchangeTimes,
+        deadline: MixDeadline,
         desk: JobDesk,
         effects: list[fx.Effect],
     ) -> None:
         self.plan = plan
-        self.times = times
         self.is_closed = False
         self._effects = effects
         self.group = MixGroup(
@@ -87,8 +85,8 @@ class Exchange:
         )
         own_duty = self._parts.to_reduce()
         self._reducer = Reducer(plan, self.group, desk, effects, self, own_duty)
-        self._ticked_s = self._tick_s = times.start_s
-        self._stopped_s: float | None = None
+        self._early = EarlyParts(plan.window, effects)
+        self.clock = ExchangeClock(times, self.group, deadline, desk.pace)
 
     # ----------------------------------------------------------------------------------- the owner
 
@@ -108,14 +106,8 @@ class Exchange:
     @property
     def due_s(self) -> float:
         """When `tick` wants to be called next."""
-        if self.is_closed:
-            return self._end_s + self.times.patience_s
-        again_s = self._tick_s if not self._has_again else self._ticked_s + TICK_S_AGAIN
-        return min(self._tick_s, again_s, self._end_s)
-
-    @property
-    def _has_again(self) -> bool:
-        return self._parts.has_again or self._reducer.has_again
+        has_again = self._parts.has_again or self._reducer.has_again
+        return self.clock.due_s(is_closed=self.is_closed, has_again=has_again)
 
     def begin(self, now_s: float) -> None:
         for member in self.group.others():
@@ -128,17 +120,17 @@ class Exchange:
             if now_s >= self.due_s:
                 self._reducer.drop_means()
             return
+        self.clock.look_at_pace()
         for member in self.group.others():
             self._look_at(member, now_s)
-        if now_s >= self._stop_s:
+        if now_s >= self.clock.stop_s:
             self._stop_waiting(now_s)
         self._reducer.look_at_slow(now_s)
         self._reducer.send_again()
         self._parts.send_again()
-        if now_s >= self._end_s:
+        if now_s >= self.clock.end_s:
             self.close(now_s)
-        self._ticked_s = now_s
-        self._tick_s = now_s + max(TICK_S_MIN, self.times.patience_s / TICKS_PER_PATIENCE)
+        self.clock.ticked(now_s)
         self.changed(now_s)
 
     def close(self, now_s: float) -> None:
@@ -148,8 +140,14 @@ class Exchange:
         self.is_closed = True
         self._stop_waiting(now_s)
         self._reducer.stop()
+        self._drop_early()
         self._parts.close()
         self.changed(now_s)
+
+    def lagged(self, lag_s: float, now_s: float) -> None:
+        """Our own loop stood still for so long: that is nobody's fault but ours."""
+        self.clock.lagged(lag_s, now_s)
+        self._reducer.lagged(lag_s, now_s)
 
     def withdraw(self, now_s: float) -> None:
         """Leave for good: nobody needs to wait for us."""
@@ -162,6 +160,7 @@ class Exchange:
         """The worker is gone: nothing that was asked of it will end."""
         self._reducer.stop()
         self._reducer.drop_means()
+        self._drop_early()
         self._parts.abort()
         self.is_closed = True
 
@@ -186,8 +185,8 @@ class Exchange:
         match event.message:
             case wire.Offer() as offer:
                 return self._offered(member, offer, now_s)
-            case wire.Part(part=part):
-                return self._part(member, part, event, now_s)
+            case wire.Part():
+                return self._part(member, event, now_s)
             case wire.Mean() as mean:
                 return self._mean(member, mean, event)
             case wire.Taken(part=part):
@@ -218,14 +217,20 @@ class Exchange:
         self.group.offered(member, offer, now_s)
         if offer.wants_reply:
             self.send(member, self.plan.offer(wants_reply=False))
-        return ""
+        codes = [self._part(member, early, now_s) for early in self._early.take(member)]
+        return next(filter(None, codes), "")
 
-    def _part(self, member: Member, part: int, event: fx.Arrived, now_s: float) -> str:
+    def _part(self, member: Member, event: fx.Arrived, now_s: float) -> str:
+        assert isinstance(event.message, wire.Part), "the caller looked"
+        part = event.message.part
         if member.out:
             self._release(event.payload)
             self.send(member, wire.NotTaken(ref=self.plan.ref, code=member.out, part=part))
             return LATE if member.out == LATE else ""
-        if event.payload_refused or not member.is_there:  # its offer may be behind it
+        is_early = event.payload is not None and not member.is_there and not self.is_closed
+        if is_early and self._early.hold(member, event):
+            return ""
+        if event.payload_refused or not member.is_there:
             member.last_part_s = now_s
             if event.payload_refused:
                 self._reducer.make_room(part)
@@ -352,37 +357,25 @@ class Exchange:
             return
         if not self.group.is_alive(member, now_s):
             self._put_out(member, SILENT)
-        elif now_s - max(member.heard_s, member.asked_s) >= self.times.patience_s / 3:
+        elif now_s - max(member.heard_s, member.asked_s) >= self.group.patience_s / 3:
             self._ask(member, now_s)
 
     def _put_out(self, member: Member, code: str) -> None:
         """Nothing more is expected of a member, nor held for it."""
         member.out = member.out or code
+        self._early.drop(member)
         self._reducer.out(member.number)
         self._parts.keep_all_of(member)
 
-    # ---------------------------------------------------------------------------------------- time
-
-    @property
-    def _stop_s(self) -> float:
-        """Until when anybody is waited for: longer, if one that lives has not come yet, or has come
-        so late that its parts are still under way."""
-        times = self.times
-        if any(self.group.is_coming(member) for member in self.group.others()):
-            return times.grace_until_s
-        parts_s = LATECOMER_SHARE * (times.wait_until_s - times.start_s)
-        return max(times.wait_until_s, self.group.last_came_s + parts_s)
-
-    @property
-    def _end_s(self) -> float:
-        stop_s = self._stop_s if self._stopped_s is None else self._stopped_s
-        return stop_s + self.times.last_words_s
+    def _drop_early(self) -> None:
+        for member in self.group.others():
+            self._early.drop(member)
 
     def _stop_waiting(self, now_s: float) -> None:
         """What has come is reduced; what comes now is late."""
-        if self._stopped_s is not None:
+        if self.clock.stopped_s is not None:
             return
-        self._stopped_s = now_s
+        self.clock.stopped_s = now_s
         for member in self.group.others():
             if not member.is_there and not member.out:
                 self._put_out(member, LATE)

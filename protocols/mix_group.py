@@ -97,6 +97,12 @@ class MixGroup:
         if member.out in REVIVABLE:
             member.out = ""
 
+    def lagged(self, lag_s: float, now_s: float) -> None:
+        """We stood still for so long, and could hear nobody."""
+        for member in self.others():
+            member.heard_s = min(now_s, member.heard_s + lag_s)
+            member.last_part_s = min(now_s, member.last_part_s + lag_s)
+
     def is_alive(self, member: Member, now_s: float) -> bool:
         """It is not out, and was heard not long ago."""
         return not member.out and now_s - member.heard_s <= self.patience_s

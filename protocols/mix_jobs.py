@@ -34,6 +34,28 @@ class _Asked:
     releases: tuple[BufferRef, ...]
 
 
+@dataclass(slots=True)
+class JobPace:
+    """How fast our own worker and loop get jobs done, whatever the other members do: from the end
+    of one to the end of the next, where the next one was waiting already."""
+
+    seconds: float = 0.0
+    jobs: int = 0
+    _ended_s: float | None = None
+
+    def ended(self, now_s: float, *, has_more: bool) -> None:
+        if self._ended_s is not None:
+            self.seconds += now_s - self._ended_s
+            self.jobs += 1
+        self._ended_s = now_s if has_more else None
+
+    def copy(self) -> JobPace:
+        return JobPace(self.seconds, self.jobs)
+
+    def since(self, before: JobPace) -> JobPace:
+        return JobPace(self.seconds - before.seconds, self.jobs - before.jobs)
+
+
 class JobDesk:
     """Effects go to the list shared with its owner."""
 
@@ -49,6 +71,7 @@ class JobDesk:
         self._waiting: deque[_Asked] = deque()
         self._given: dict[int, _Asked | None] = {}
         """None: forgotten since."""
+        self.pace = JobPace()
 
     def ask(
         self,
@@ -65,6 +88,7 @@ class JobDesk:
         if job_id not in self._given:
             return False
         asked = self._given.pop(job_id)
+        self.pace.ended(now_s, has_more=bool(self._given))
         if asked is not None:
             asked.on_end(outcome, now_s)
         elif isinstance(outcome, JobResult) and outcome.output is not None:

@@ -80,8 +80,8 @@ class OuterRound:
         self._around = around
         self._desk = desk
         self._effects = effects
-        self._turn_s = 0.0
-        """How long a job waits for the worker while it computes."""
+        self._lag_s = 0.0
+        """How long our own loop stood still while the rest of Mix1 was waited for."""
         self._elements = 0
         self._covered = 0
         self._norm = 0.0
@@ -152,7 +152,9 @@ class OuterRound:
         """Until when the rest of Mix1 is waited for, once the inner phase is over."""
         if self.phase is not Phase.MIX1 or self.inner_ended_s is None:
             return None
-        return self.inner_ended_s + (self._around.grace_s if self._skips_to is None else 0.0)
+        if self._skips_to is not None:
+            return self.inner_ended_s
+        return self.inner_ended_s + self._around.grace_s + self._lag_s
 
     def advance(self, now_s: float) -> None:
         """Go on as far as possible."""
@@ -173,6 +175,13 @@ class OuterRound:
                     self.phase = Phase.COMMIT
                     self._desk.ask(self, commit_call(self.number), self._committed)
 
+    def lagged(self, lag_s: float, now_s: float) -> None:
+        """Our own loop stood still for so long."""
+        if self.inner_ended_s is not None:
+            self._lag_s += lag_s
+        for exchange in self.exchanges:
+            exchange.lagged(lag_s, now_s)
+
     def abort(self) -> None:
         """The worker is gone."""
         for exchange in self.exchanges:
@@ -184,7 +193,6 @@ class OuterRound:
 
     def _snapshot_made(self, outcome: JobResult | JobFailure, now_s: float) -> None:
         self.phase = Phase.INNER
-        self._turn_s = now_s - self.begun_s
         if isinstance(outcome, JobFailure):
             self.failure = outcome
             return
@@ -239,9 +247,9 @@ class OuterRound:
             tardy=frozenset(around.tardy if mix == MIX2 or around.rules.mix1_blocking else ()),
             **brought,
         )
-        turn_s = self._turn_s if mix == MIX1 else 0.0
-        times = around.deadline(mix).times(now_s, around.grace_s, turn_s)
-        return Exchange(plan, times, self._desk, self._effects)
+        deadline = around.deadline(mix)
+        times = deadline.times(now_s, around.grace_s)
+        return Exchange(plan, times, deadline, self._desk, self._effects)
 
     # ------------------------------------------------------------------------------ gradient, Mix2
 
@@ -352,7 +360,7 @@ class OuterRound:
         hidden_s = 0.0
         held_mix1 = self._around.rules.mix1_blocking and not self._is_first
         if self.mix1 is not None and not held_mix1:
-            hidden_s = max(0.0, min(seconds[MIX1], ended_s - self.mix1.times.start_s))
+            hidden_s = max(0.0, min(seconds[MIX1], ended_s - self.mix1.clock.times.start_s))
         moved = ExchangeBytes()
         for exchange in self.exchanges:
             moved.add(exchange.record.bytes)

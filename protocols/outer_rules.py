@@ -73,9 +73,9 @@ class Range:
     count: int
 
 
-def cut(first: int, end: int) -> list[Range]:
-    """Into pieces of one job each."""
-    starts = [*range(first, end, RANGE_ELEMENTS), end] if first < end else []
+def cut(first: int, end: int, elements: int = RANGE_ELEMENTS) -> list[Range]:
+    """Into pieces of so many coordinates: those of one job each."""
+    starts = [*range(first, end, elements), end] if first < end else []
     return [Range(start, stop - start) for start, stop in pairwise(starts)]
 
 

@@ -281,6 +281,13 @@ class Reducer:
             if now_s - reduced.made_s > self._group.patience_s:
                 self._slow |= reduced.waiting - {self._group.own}
 
+    def lagged(self, lag_s: float, now_s: float) -> None:
+        """We stood still for so long, and nobody could take or send anything."""
+        for opened in self._open.values():
+            opened.opened_s = min(now_s, opened.opened_s + lag_s)
+        for reduced in self.means.values():
+            reduced.made_s = min(now_s, reduced.made_s + lag_s)
+
     def send_again(self) -> None:
         for part in sorted(self.means):
             reduced = self.means[part]

@@ -12,6 +12,7 @@ from swarmd.protocols.exchange import Exchange
 from swarmd.protocols.exchange_plan import ExchangeBytes
 from swarmd.protocols.ids import PeerId
 from swarmd.protocols.mix_group import LATE, Member
+from swarmd.protocols.mix_jobs import JobPace
 from swarmd.protocols.reducer import CLIPPED
 
 ROUNDS_REMEMBERED = 10
@@ -41,6 +42,14 @@ class MixReport:
     """Whether anything of another member is in the result."""
     was_late: bool
     elapsed_s: float
+    own_pace: JobPace
+    """At which our own jobs went."""
+
+    @property
+    def were_most_late(self) -> bool:
+        """More than half of the members: then the time was too short, and not a member too slow."""
+        late = sum(code == LATE for _, code in self.missing)
+        return 2 * late > len(self.members)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,7 +144,8 @@ def mix_report(exchange: Exchange, now_s: float) -> MixReport:
         kept_parts=len(record.kept),
         mixed=exchange.has_mixed,
         was_late=record.was_late,
-        elapsed_s=ended_s - exchange.times.start_s,
+        elapsed_s=ended_s - exchange.clock.times.start_s,
+        own_pace=exchange.clock.own_pace,
     )
 
 

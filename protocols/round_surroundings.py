@@ -128,8 +128,8 @@ class Surroundings:
     def saw_exchange(self, mix: MixReport) -> None:
         """What an exchange that has ended teaches about how long the next may take."""
         deadline = self.deadline(mix.mix)
+        whole = mix.mixed_parts + mix.kept_parts
         if not mix.missing and not mix.kept_parts:
-            deadline.observe(mix.elapsed_s)
-        elif 0 < mix.mixed_parts < mix.mixed_parts + mix.kept_parts and not mix.missing:
-            whole = mix.mixed_parts + mix.kept_parts
+            deadline.observe(mix.elapsed_s, mix.own_pace)
+        elif mix.mixed_parts and (not mix.missing or mix.were_most_late):
             deadline.missed(mix.elapsed_s * whole / mix.mixed_parts)

@@ -98,6 +98,7 @@ class RoundKeeper:
         self._first_round = 0
         self._ended_round = -1
         self._armed_s: float | None = None
+        self._lag_told_s = float("-inf")
 
     # ------------------------------------------------------------------------------ the composite
 
@@ -121,7 +122,8 @@ class RoundKeeper:
         if current is None or current.inner_ended_s is None:
             return None
         if current.phase is Phase.MIX2 and current.mix2 is not None:
-            return current.mix2.times.grace_until_s + current.mix2.times.last_words_s
+            times = current.mix2.clock.times
+            return times.grace_until_s + times.last_words_s
         return current.inner_ended_s + self._around.grace_s + self._around.mix2_deadline.seconds
 
     @property
@@ -222,6 +224,8 @@ class RoundKeeper:
                 self._around.unreachable.add(peer)
                 for exchange in self._exchanges:
                     exchange.link_down(peer, now_s)
+            case fx.LoopLag(lag_s):
+                self._lagged(lag_s, now_s)
             case fx.TimerFired(name) if name == TICK:
                 self._armed_s = None
                 for exchange in self._exchanges:
@@ -230,6 +234,13 @@ class RoundKeeper:
             case _:
                 return []
         return self._settle(now_s)
+
+    def _lagged(self, lag_s: float, now_s: float) -> None:
+        """Every timer that came due while we stood still tells of the same stop."""
+        since_s = max(now_s - lag_s, self._lag_told_s)
+        self._lag_told_s = now_s
+        if self._current is not None and since_s < now_s:
+            self._current.lagged(now_s - since_s, now_s)
 
     def _withdraw(self, now_s: float) -> None:
         if self._current is not None:

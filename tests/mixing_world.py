@@ -121,6 +121,7 @@ class Replica:
         self.log: list[str] = []
         self._jobs: list[tuple[int, StageCall, list[Values]]] = []
         self._backlog: list[Callable[[], None]] = []
+        self._late: list[tuple[float, str]] = []
 
     # ------------------------------------------------------------------------------- composite
 
@@ -176,10 +177,21 @@ class Replica:
             self.world.after(seconds, self.thaw)
 
     def thaw(self) -> None:
+        """As the driver goes on: timers that are late first, each telling by how much."""
         self.is_frozen = False
+        late, self._late = self._late, []
+        for due_s, name in late:
+            self.deliver(fx.LoopLag(self.world.now_s - due_s))
+            self.deliver(fx.TimerFired(name))
         backlog, self._backlog = self._backlog, []
         for action in backlog:
             self.when_awake(action)
+
+    def timer_fired(self, name: str) -> None:
+        if self.is_frozen:
+            self._late.append((self.world.now_s, name))
+        else:
+            self.deliver(fx.TimerFired(name))
 
     def deliver(self, event: fx.Event) -> None:
         self.when_awake(lambda: self.carry_out(self.keeper.handle(event, self.world.now_s)))
@@ -369,7 +381,7 @@ class World:
 
         def fire() -> None:
             if self._timers.get(key) == number:
-                replica.deliver(fx.TimerFired(name))
+                replica.timer_fired(name)
 
         self.after(delay_s, fire)
 

@@ -37,7 +37,7 @@ from swarmd.optim.mixing import weighted_mean
 from swarmd.optim.outer import is_finite, outer_step_of_delta
 from swarmd.protocols.errors import RemoteProtocolError
 from swarmd.protocols.mixing import MIX1
-from swarmd.protocols.outer_rules import NORM_RATIO_MAX, Range
+from swarmd.protocols.outer_rules import NORM_RATIO_MAX, Range, cut
 
 if TYPE_CHECKING:
     from swarmd.compute.stage_worker import StageWorker
@@ -46,6 +46,10 @@ Args = dict[str, Any]
 Done = tuple[dict[str, Any], int]
 CLIPPED_BELOW = 0.5
 """Whoever is let in with less than half of its distance is named `clipped`."""
+CACHED_ELEMENTS = 1 << 18
+"""What is read several times is read in pieces that stay in a core's cache."""
+SQUARES_MIN, SQUARES_MAX = 1e-24, 1e30
+"""Between them no square that matters, nor a sum of them, leaves float32's normal range."""
 
 
 def mix_snapshot(
@@ -125,18 +129,18 @@ def mix_take(
 def outer_gradient(
     worker: StageWorker, args: Args, inputs: Sequence[memoryview], output: memoryview | None
 ) -> Done:
-    state, where = _state(worker), _piece(args)
-    d_N = state.gradient_of(worker.params, where)
-    sound = is_finite(d_N)
-    if args["owes"] and sound:
-        state.owed_of(where).mul_(sparse.FEEDBACK_DECAY).add_(d_N)
-    delta_N = state.delta_of(where)
-    data = {
-        "squares": _norm(d_N) ** 2 if sound else math.nan,
-        "delta_squares": 0.0 if delta_N is None else _norm(delta_N.float()) ** 2,
-        "is_finite": sound,
-    }
-    return data, 0
+    state, first = _state(worker), args["first"]
+    squares = delta_squares = 0.0
+    sound = True
+    for where in cut(first, first + args["count"], CACHED_ELEMENTS):
+        d_N = state.gradient_of(worker.params, where)
+        sound = sound and is_finite(d_N)
+        if args["owes"] and sound:
+            state.owed_of(where).mul_(sparse.FEEDBACK_DECAY).add_(d_N)
+        squares += _norm(d_N) ** 2 if sound else math.nan
+        delta_N = state.delta_of(where)
+        delta_squares += 0.0 if delta_N is None else _norm(delta_N.float()) ** 2
+    return {"squares": squares, "delta_squares": delta_squares, "is_finite": sound}, 0
 
 
 def apply_outer(
@@ -160,7 +164,7 @@ def apply_outer(
     delta_N = state.delta_of(where)
     theta_N = outer_step_of_delta(
         state.start_of(where),
-        state.layout.read(worker.params, where),
+        None if grad_N is not None else state.layout.read(worker.params, where),
         None if delta_N is None else delta_N.float(),
         grad_N,
         state.momentum_of(where, args["mu"]),
@@ -213,15 +217,19 @@ def _piece(args: Args) -> Range:
 
 
 def _norm(x_N: Tensor) -> float:
+    """Euclidean. In float32 where that is safe: several times as fast, and guards need no more."""
+    squares = float(torch.dot(x_N, x_N))
+    if SQUARES_MIN < squares < SQUARES_MAX:
+        return math.sqrt(squares)
     return float(torch.linalg.vector_norm(x_N, dtype=torch.float64))
 
 
 def _unpacked(view: memoryview, args: Args) -> tuple[Tensor | None, str]:
-    """(values, why there are none) of a member's part."""
+    """(values, why there are none) of a member's part. They may lie in the slot itself."""
     try:
         if args["density"]:
             return sparse.unpack_topk(view, args["count"], args["density"]), ""
-        return compress.unpack_dense(view, args["wire"], args["count"]), ""
+        return compress.unpack_dense(view, args["wire"], args["count"], copy=False), ""
     except RemoteProtocolError as error:
         return None, error.code
 

@@ -116,7 +116,8 @@ class OuterState:
 
     def gradient_of(self, params: Mapping[str, Tensor], where: Range) -> Tensor:
         """D of a piece."""
-        return self.start_of(where) - self.layout.read(params, where)
+        y_N = self.layout.read(params, where)
+        return torch.sub(self.start_of(where), y_N, out=y_N)
 
     def delta_of(self, where: Range) -> Tensor | None:
         """A view of xmix - x; None: Mix1 has given nothing at all."""

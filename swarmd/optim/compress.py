@@ -54,7 +54,11 @@ def pack_dense(view: memoryview, x_N: Tensor, wire: str) -> int:
     elements = x_N.numel()
     size = dense_bytes(wire, elements)
     begin(view, wire, elements, size)
-    values_N = section(view, _values_offset(wire, elements), elements, _TYPES[wire])
+    at_values = _values_offset(wire, elements)
+    values_N = section(view, at_values, elements, _TYPES[wire])
+    if wire in _LEVELS:
+        clear(view, HEADER_BYTES + 4 * _blocks(elements), at_values)
+    clear(view, at_values + values_N.nbytes, size)
     if wire in _LEVELS:
         if not is_finite(x_N):
             raise JobFailed("not_finite", "what was to be sent is not finite")
@@ -67,8 +71,11 @@ def pack_dense(view: memoryview, x_N: Tensor, wire: str) -> int:
     return size
 
 
-def unpack_dense(view: memoryview, wire: str, elements: int) -> Tensor:
-    """x_N float32, a copy. Raises RemoteProtocolError, whatever the bytes."""
+def unpack_dense(view: memoryview, wire: str, elements: int, *, copy: bool = True) -> Tensor:
+    """x_N float32. Raises RemoteProtocolError, whatever the bytes.
+
+    copy: False if it may lie in the slot itself, and will neither be changed nor kept.
+    """
     check_header(view, wire, elements)
     if len(view) != dense_bytes(wire, elements):
         raise RemoteProtocolError("wrong_shape", f"{len(view)} bytes for {elements} coordinates")
@@ -76,7 +83,7 @@ def unpack_dense(view: memoryview, wire: str, elements: int) -> Tensor:
     if wire not in _LEVELS:
         if not is_finite(raw_N):
             raise RemoteProtocolError("not_finite", "received coordinates are not finite")
-        return raw_N.to(torch.float32, copy=True)
+        return raw_N.to(torch.float32, copy=copy)
     scales_B = section(view, HEADER_BYTES, _blocks(elements), torch.float32)
     scale_max = torch.finfo(torch.float32).max / (_LEVELS[wire] + 1)
     if not is_finite(scales_B) or bool((scales_B < 0).any() | (scales_B > scale_max).any()):
@@ -99,10 +106,14 @@ def rounded(x_N: Tensor, wire: str) -> Tensor:
 
 
 def begin(view: memoryview, wire: str, elements: int, size: int) -> None:
-    """The header, and zeros where gaps would show older bytes."""
+    """The header of a part of so many bytes."""
     assert len(view) >= size, f"a slot of {len(view)} bytes for {size}"
-    view[:size] = bytes(size)
     _HEADER.pack_into(view, 0, MAGIC, VERSION, CODES[wire], 0, elements, 0)
+
+
+def clear(view: memoryview, start: int, end: int) -> None:
+    """Zeros, where a gap would show older bytes."""
+    view[start:end] = bytes(end - start)
 
 
 def check_header(view: memoryview, wire: str, elements: int) -> None:

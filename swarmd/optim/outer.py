@@ -37,8 +37,10 @@ def outer_step(
     Raises JobFailed(not_finite), with momentum_N untouched, if the result would not be finite.
     """
     assert momentum_N is not None or mu == 0, "momentum needs a place"
-    fresh_N = grad_N if momentum_N is None else torch.add(grad_N, momentum_N, alpha=mu)
-    step_N = torch.add(grad_N, fresh_N, alpha=mu)
+    fresh_N = step_N = grad_N
+    if momentum_N is not None:
+        fresh_N = torch.add(grad_N, momentum_N, alpha=mu)
+        step_N = torch.add(grad_N, fresh_N, alpha=mu)
     theta_N = torch.sub(mix_N, step_N, alpha=alpha)
     if not is_finite(theta_N):
         raise JobFailed("not_finite", "the outer step would not be finite")
@@ -49,7 +51,7 @@ def outer_step(
 
 def outer_step_of_delta(
     start_N: Tensor,
-    end_N: Tensor,
+    end_N: Tensor | None,
     delta_N: Tensor | None,
     grad_N: Tensor | None,
     momentum_N: Tensor | None,
@@ -59,10 +61,11 @@ def outer_step_of_delta(
 ) -> Tensor:
     """The same, from what a worker holds: x, y, and Mix1's result as delta = xmix - x.
 
-    delta_N None: Mix1 gave nothing, xmix = x. grad_N None: Mix2 gave nothing, Dmix = the own D.
-    momentum_N, errors: as `outer_step`.
+    delta_N None: Mix1 gave nothing, xmix = x. grad_N None: Mix2 gave nothing, Dmix = the own D, and
+    only then y matters. momentum_N, errors: as `outer_step`.
     """
-    if grad_N is None and alpha == 1 and mu == 0:
+    assert end_N is not None or grad_N is not None, "a step needs a gradient"
+    if grad_N is None and end_N is not None and alpha == 1 and mu == 0:
         theta_N = end_N.clone() if delta_N is None else end_N + delta_N
         if not is_finite(theta_N):
             raise JobFailed("not_finite", "the outer step would not be finite")
@@ -70,8 +73,10 @@ def outer_step_of_delta(
             momentum_N.copy_(outer_gradient(start_N, end_N))
         return theta_N
     mix_N = start_N if delta_N is None else start_N + delta_N
-    mean_N = outer_gradient(start_N, end_N) if grad_N is None else grad_N
-    return outer_step(mix_N, mean_N, momentum_N, alpha=alpha, mu=mu)
+    if grad_N is None:
+        assert end_N is not None, "see above"
+        grad_N = outer_gradient(start_N, end_N)
+    return outer_step(mix_N, grad_N, momentum_N, alpha=alpha, mu=mu)
 
 
 def is_finite(x_N: Tensor) -> bool:

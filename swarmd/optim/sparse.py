@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from swarmd.errors import JobFailed
-from swarmd.optim.compress import aligned, begin, check_header, section
+from swarmd.optim.compress import aligned, begin, check_header, clear, section
 from swarmd.optim.outer import is_finite
 from swarmd.protocols.errors import RemoteProtocolError
 from swarmd.protocols.mix_parts import (
@@ -92,6 +92,7 @@ def pack_topk(view: memoryview, e_N: Tensor, density: float) -> int:
     elements = e_N.numel()
     size = topk_bytes(elements, density)
     begin(view, "topk", elements, size)
+    clear(view, HEADER_BYTES, size)
     chosen = choose(e_N, density)
     chunks, kept = chunks_and_kept(elements, density)
     at_index, at_code = _topk_offsets(chunks, kept)
@@ -144,6 +145,7 @@ def pack_sparse(view: memoryview, mean_N: Tensor) -> int:
     counts_C = torch.bincount(index_K // CHUNK, minlength=chunks)
     at_index, at_value, size = _sparse_offsets(chunks, len(index_K))
     begin(view, "sparse", mean_N.numel(), size)
+    clear(view, HEADER_BYTES, size)
     section(view, HEADER_BYTES, chunks, torch.int32).copy_(counts_C)
     section(view, at_index, len(index_K), torch.int16).copy_(_to_int16(index_K % CHUNK))
     section(view, at_value, len(index_K), torch.float32).copy_(mean_N[index_K])

@@ -120,7 +120,7 @@ def test_wrong_type_shape_and_length_have_their_codes() -> None:
             unpack_dense(taken, wire, elements)
 
 
-@settings(max_examples=200)
+@settings(max_examples=200, deadline=None)
 @given(
     st.sampled_from(DENSE_WIRES),
     st.integers(1, 40),
@@ -197,7 +197,7 @@ def test_mean_of_sparse_parts_comes_back_exactly(elements: int) -> None:
     assert torch.equal(unpack_sparse(view[:size], elements, DENSITY, 3), mean_N)
 
 
-@settings(max_examples=200)
+@settings(max_examples=200, deadline=None)
 @given(
     st.booleans(),
     st.lists(st.tuples(st.integers(0, 400), st.integers(0, 255)), max_size=8),
