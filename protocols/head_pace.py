@@ -16,6 +16,8 @@ from swarmd.protocols.ledger_entries import Entry
 WINDOW = 32
 OBSERVATIONS_MIN = 3
 QUIET_STRIDES = 3.0
+ANNOUNCEMENTS_MISSED = 2.0
+"""A head that was to be heard so many times, and was not, is late."""
 
 
 class HeadPace:
@@ -71,17 +73,17 @@ class HeadPace:
             return EMPTY
         return IndexSet.of(index for index, begun_s in seen_s.items() if begun_s < since_s)
 
-    def lease_s(self, limits: LeaseLimits) -> float:
-        """After how long a lease of this head is free again."""
+    def lease_s(self, limits: LeaseLimits, calm_s: float) -> float:
+        """After how long a lease of this head is free again. calm_s: between its announcements,
+        when they are rarest."""
         if self._usual_s is None:
             return limits.lease_s_first
-        return min(
-            limits.lease_s_max, max(limits.lease_s_min, limits.lease_medians * self._usual_s)
-        )
+        lease_s = max(limits.lease_s_min, limits.lease_medians * self._usual_s)
+        return min(limits.lease_s_max, max(lease_s, ANNOUNCEMENTS_MISSED * calm_s))
 
-    def is_quiet(self, limits: LeaseLimits, since_s: float, now_s: float) -> bool:
+    def is_quiet(self, limits: LeaseLimits, calm_s: float, since_s: float, now_s: float) -> bool:
         """Nothing was heard for much longer than usual, though there was work since `since_s`."""
-        usual_s = QUIET_STRIDES * (self.stride_s or 0.0)
+        usual_s = max(QUIET_STRIDES * (self.stride_s or 0.0), ANNOUNCEMENTS_MISSED * calm_s)
         return now_s - max(self.heard_s, since_s) > max(limits.quiet_s, usual_s)
 
     def takes_in_s(self, ahead: int, now_s: float) -> float | None:

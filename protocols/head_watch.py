@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
-from swarmd.protocols.head_pace import HeadPace
+from swarmd.protocols.head_pace import ANNOUNCEMENTS_MISSED, HeadPace
 from swarmd.protocols.ids import PeerId
 from swarmd.protocols.intervals import IndexSet
 from swarmd.protocols.lease_limits import LeaseLimits
@@ -65,12 +65,13 @@ class HeadWatch:
     def held_by_others(self, round_number: int, now_s: float) -> tuple[IndexSet, IndexSet]:
         """(under a lease of another head that counts, only under such that have run out)."""
         held = stale = 0
+        calm_s = self._calm_s
         for entry in self._ledger.entries(round_number):
             pace = self._pace.get(entry.key.peer)
             is_own = entry.key.peer == self._own
             if not entry.leased or pace is None or is_own or not self._is_of_last_life(entry):
                 continue
-            late = pace.overdue(round_number, now_s - pace.lease_s(self._limits)).bits
+            late = pace.overdue(round_number, now_s - pace.lease_s(self._limits, calm_s)).bits
             held |= entry.leased.bits & ~late
             stale |= entry.leased.bits & late
         others = ~self._ledger.ended(round_number).bits
@@ -81,14 +82,31 @@ class HeadWatch:
     ) -> float | None:
         """HeadPace.takes_in_s, or infinity for a head that is quiet though the round has begun."""
         pace = self._pace[head]
-        if began_s is not None and pace.is_quiet(self._limits, began_s, now_s):
+        if began_s is not None and pace.is_quiet(self._limits, self._calm_s, began_s, now_s):
             return math.inf
         return pace.takes_in_s(ahead, now_s)
+
+    def taken_unheard(self, now_s: float) -> int:
+        """How many micro-batches the other heads will have taken since they told of any: each as
+        fast as usual, and for no longer than it may be silent."""
+        longest_s = ANNOUNCEMENTS_MISSED * self._calm_s
+        others = [pace for peer, pace in self._pace.items() if peer != self._own]
+        return sum(
+            int(min(now_s - pace.taken_s, longest_s) / pace.stride_s)
+            for pace in others
+            if pace.stride_s
+        )
 
     def lease_s(self, head: PeerId) -> float:
         """How long a lease of that head lasts, as far as we can tell."""
         pace = self._pace.get(head)
-        return pace.lease_s(self._limits) if pace else self._limits.lease_s_first
+        if pace is None:
+            return self._limits.lease_s_first
+        return pace.lease_s(self._limits, self._calm_s)
+
+    @property
+    def _calm_s(self) -> float:
+        return self._limits.calm_after_s(len(self.heads))
 
     def _is_of_last_life(self, entry: Entry) -> bool:
         return entry.key.incarnation == self._lives.get(entry.key.peer)

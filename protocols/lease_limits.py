@@ -14,10 +14,18 @@ class LeaseLimits:
     flush_s_per_head: float = 0.025
     """With many heads announcements become rarer, so that the traffic of a peer stays the same."""
     flush_s_max: float = 10.0
+    calm_s_per_head: float = 0.4
+    """What a head tells the others in the middle of a round, where nobody needs it soon, comes this
+    much rarer for each of them: a head then hears some 500 bytes a second of all the others."""
+    calm_s_max: float = 20.0
+    calm_parts: float = 20.0
+    """But so many times in what remains of the round, as far as the pace so far tells."""
     news_s: float = 0.5
     """What an announcement needs to reach all heads once it is sent."""
     digest_s: float = 2.0
     """Between two comparisons with a neighbour, which repair what was lost."""
+    digest_s_per_peer: float = 0.05
+    digest_s_max: float = 20.0
     offers_s: float = 10.0
     """Without news of our rounds for so long, one neighbour's word on past rounds is enough."""
     lease_s_min: float = 5.0
@@ -37,7 +45,24 @@ class LeaseLimits:
     """A round may take so many times what rounds usually take before the next opens anyway."""
 
     def flush_after_s(self, heads: int) -> float:
+        """Between two announcements where others wait for them."""
         return min(self.flush_s_max, max(self.flush_s, self.flush_s_per_head * heads))
+
+    def calm_after_s(self, heads: int) -> float:
+        """The longest between two announcements of a head that works."""
+        calm_s = min(self.calm_s_max, self.calm_s_per_head * heads)
+        return max(self.flush_after_s(heads), calm_s)
+
+    def news_after_s(self, heads: int, remaining_s: float | None) -> float:
+        """Between two announcements of a head, with so much of the round before it."""
+        if remaining_s is None:
+            return self.flush_after_s(heads)
+        wait_s = min(self.calm_after_s(heads), remaining_s / self.calm_parts)
+        return max(self.flush_after_s(heads), wait_s)
+
+    def digest_after_s(self, peers: int) -> float:
+        """Between two comparisons, with so many others there."""
+        return max(self.digest_s, min(self.digest_s_max, self.digest_s_per_peer * peers))
 
 
 def wan() -> LeaseLimits:
@@ -47,6 +72,7 @@ def wan() -> LeaseLimits:
 def local(dead_after_s: float = 4.0) -> LeaseLimits:
     return LeaseLimits(
         flush_s=0.1,
+        calm_s_per_head=0.0,
         news_s=0.1,
         digest_s=1.0,
         offers_s=4.0,

@@ -8,6 +8,7 @@ from swarmd.protocols.intervals import IndexSet
 from swarmd.protocols.lease_choice import Choice, RoundView, choose
 from swarmd.protocols.lease_limits import LeaseLimits
 from swarmd.protocols.ledger import Ledger
+from swarmd.protocols.news_pace import NewsPace
 from swarmd.protocols.own_work import OwnWork
 
 WINDOW_STEPS = 2
@@ -18,20 +19,26 @@ class LeaseTaker:
     """What is free in a round, and which of it is for us."""
 
     def __init__(
-        self, own: PeerId, ledger: Ledger, work: OwnWork, watch: HeadWatch, limits: LeaseLimits
+        self,
+        own: PeerId,
+        ledger: Ledger,
+        work: OwnWork,
+        watch: HeadWatch,
+        pace: NewsPace,
+        limits: LeaseLimits,
     ) -> None:
         self._own = own
         self._ledger = ledger
         self._work = work
         self._watch = watch
+        self._pace = pace
         self._limits = limits
         self._could_help_s: dict[tuple[int, int], float] = {}
         """(round, index) that we might have taken from its head, since when."""
 
-    @property
-    def turn_s(self) -> float:
+    def turn_s(self, now_s: float) -> float:
         """Until others act on what we decide now."""
-        return self._limits.flush_after_s(len(self._watch.heads)) + self._limits.news_s
+        return self._pace.interval_s(len(self._watch.heads), now_s) + self._limits.news_s
 
     def free(self, round_number: int, now_s: float) -> tuple[IndexSet, IndexSet]:
         """(neither ended nor under a lease that counts, of these those whose lease ran out)."""
@@ -54,8 +61,9 @@ class LeaseTaker:
             free=free,
             returned=self._work.returned(round_number),
             stale=stale,
-            window=max(len(heads), WINDOW_STEPS * shape.micro_batches_per_step),
-            turn_s=self.turn_s,
+            window=max(len(heads), WINDOW_STEPS * shape.micro_batches_per_step)
+            + self._watch.taken_unheard(now_s),
+            turn_s=self.turn_s(now_s),
         )
         return choose(
             view,

@@ -25,6 +25,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
+from swarmd.protocols.announcer import Announcer
 from swarmd.protocols.audit import Audit, audit
 from swarmd.protocols.effects import Arrived, Effect, Emit, Event, SetTimer, Started, TimerFired
 from swarmd.protocols.errors import LocalProtocolError
@@ -34,22 +35,25 @@ from swarmd.protocols.ids import MicroBatchId, PeerId
 from swarmd.protocols.lease_limits import LeaseLimits
 from swarmd.protocols.lease_taker import LeaseTaker
 from swarmd.protocols.ledger import Ledger, Verify
-from swarmd.protocols.ledger_entries import Entry, Sign, sign_entry
-from swarmd.protocols.ledger_gossip import LedgerGossip, choose_recipients
+from swarmd.protocols.ledger_entries import Entry, Sign
+from swarmd.protocols.ledger_gossip import WHOLE_EVERY, LedgerGossip, choose_audience
 from swarmd.protocols.messages.ledger import (
     LEASES_OPEN_MAX,
     HeldOutScore,
     LedgerDigest,
+    LedgerHeld,
     LedgerTotals,
     LedgerUpdate,
+    LedgerWanted,
 )
+from swarmd.protocols.news_pace import COALESCE_S, FLUSH, NewsPace
 from swarmd.protocols.own_work import OwnWork
 from swarmd.protocols.round_gate import RoundGate
 from swarmd.protocols.run_shape import RunShape
 
-FLUSH, DIGEST, RETRY = "leases/flush", "leases/digest", "leases/retry"
-COALESCE_S = 0.02
-"""A burst of grants goes into one announcement. No timer is shorter."""
+DIGEST, RETRY = "leases/digest", "leases/retry"
+OFFERS_TURNS = 2 * WHOLE_EVERY
+"""In a large swarm so many comparisons bring news of open rounds, if there is any."""
 
 
 class LeaseBook:
@@ -70,20 +74,21 @@ class LeaseBook:
         self.own = own
         self._shape = shape
         self._limits = limits
-        self._sign = sign
         self.ledger = Ledger(shape, verify)
         self._gossip = LedgerGossip(self.ledger, own, incarnation)
         self._work = OwnWork(own, incarnation, shape)
         self._gate = RoundGate(limits, shape.rounds)
         self._watch = HeadWatch(own, incarnation, self.ledger, limits)
-        self._taker = LeaseTaker(own, self.ledger, self._work, self._watch, limits)
+        pace = NewsPace(limits, self.ledger, self._gate)
+        self._taker = LeaseTaker(own, self.ledger, self._work, self._watch, pace, limits)
+        self._announcer = Announcer(
+            self.ledger, self._work, self._gossip, self._gate, self._watch, pace, sign
+        )
         self._held_out = HeldOutTurns(own, self.ledger, self._watch)
-        self._unsigned: set[int] = set()
         self._told_ended = 0
         self._news_s = -math.inf
         """When the rounds that are open here were last heard of."""
-        self._flush_is_set = False
-        self._flushed_s = -math.inf
+        self._digest_s = limits.digest_s
         self._effects: list[Effect] = []
         self.counters: Counter[str] = Counter()
         """This life's leases: how they began (granted, stolen, returned to us after we had given it
@@ -96,35 +101,42 @@ class LeaseBook:
         self._watch.set_heads(heads, now_s)
         self._look(now_s)
 
-    def set_recipients(self, peers: Iterable[PeerId], *, everybody: bool = False) -> None:
-        """The peers that we have a link to. `everybody`: they are the whole swarm."""
-        others = [peer for peer in peers if peer != self.own]
-        told = choose_recipients(self.own, others)
-        self._effects += self._gossip.set_recipients(told, everybody and len(told) == len(others))
+    def set_recipients(self, peers: Iterable[PeerId], *, present: int) -> None:
+        """The peers that we have a link to, of how many others there are."""
+        linked = [peer for peer in peers if peer != self.own]
+        audience = choose_audience(self.own, linked, self._watch.heads, present)
+        self._digest_s = self._limits.digest_after_s(present)
+        self._effects += self._gossip.set_audience(audience)
 
     def handle(self, event: Event, now_s: float) -> list[Effect]:
         """Raises RemoteProtocolError, with nothing changed, for a message that breaks the rules."""
         match event:
             case Started():
                 self._news_s = now_s
-                self._effects.append(SetTimer(DIGEST, self._limits.digest_s))
+                self._effects.append(SetTimer(DIGEST, self._digest_s))
             case Arrived(peer=peer, message=LedgerUpdate() as update):
                 for before, entry in self._gossip.on_update(peer, update):
                     self._see(before, entry, now_s)
-                self._plan_flush(now_s)
+                self._effects += self._announcer.plan(now_s)
             case Arrived(peer=peer, message=LedgerDigest() as digest):
-                self._sign_entries()
+                self._announcer.sign()
                 self._effects += self._gossip.on_digest(peer, digest)
+            case Arrived(peer=peer, message=LedgerHeld() as held):
+                self._announcer.sign()
+                self._effects += self._gossip.on_held(peer, held)
+            case Arrived(peer=peer, message=LedgerWanted() as wanted):
+                self._announcer.sign()
+                self._effects += self._gossip.on_wanted(peer, wanted)
             case Arrived(peer=peer, message=LedgerTotals() as totals):
                 self._effects += self._gossip.on_totals(peer, totals)
             case TimerFired(name=name) if name == FLUSH:
-                self._flush(now_s)
+                self._effects += self._announcer.flush(now_s)
             case TimerFired(name=name) if name == DIGEST:
-                self._sign_entries()
+                self._announcer.sign()
                 self._effects += self._gossip.compare()
-                if now_s - self._news_s > self._limits.offers_s:
+                if now_s - self._news_s > self._offers_s:
                     self._effects += self._gossip.consider_offers(1)
-                self._effects.append(SetTimer(DIGEST, self._limits.digest_s))
+                self._effects.append(SetTimer(DIGEST, self._digest_s))
         self._look(now_s)
         return self.take_effects()
 
@@ -132,6 +144,12 @@ class LeaseBook:
         """What the calls since the last one want done."""
         effects, self._effects = self._effects, []
         return effects
+
+    @property
+    def _offers_s(self) -> float:
+        """Without news of our rounds for so long, one neighbour's word on past ones is enough."""
+        is_large = self._gossip.audience.is_large
+        return OFFERS_TURNS * self._digest_s if is_large else self._limits.offers_s
 
     # ----------------------------------------------------------------------------------- leases
 
@@ -161,7 +179,7 @@ class LeaseBook:
                 return micro_batch, choice.reason
             if choice.reason == "waiting_for_heads":
                 reason = choice.reason
-                retry_in_s = max(COALESCE_S, choice.retry_in_s or self._taker.turn_s)
+                retry_in_s = max(COALESCE_S, choice.retry_in_s or self._taker.turn_s(now_s))
                 self._effects.append(SetTimer(RETRY, retry_in_s))
         return None, reason
 
@@ -204,8 +222,10 @@ class LeaseBook:
         held = self._work.held()
         for micro_batch in held:
             self.give_back(micro_batch, now_s)
-        self._tell_seen(range(self.ledger.settled, self._gate.newest + 1), now_s)
-        self._flush(now_s)
+        rounds = range(max(0, self.ledger.settled - 1), self._gate.newest + 1)
+        self._tell_seen(rounds, now_s)
+        self._effects += self._announcer.for_everybody(rounds, now_s)
+        self._effects += self._announcer.flush(now_s)
         return held
 
     def held(self) -> list[MicroBatchId]:
@@ -231,7 +251,7 @@ class LeaseBook:
         """A forward-only micro-batch of the round that ended last, or None."""
         self._look(now_s)
         ended_s = self._gate.ended_s(self.ledger.settled - 1)
-        return self._held_out.next(ended_s, self._taker.turn_s, now_s)
+        return self._held_out.next(ended_s, self._taker.turn_s(now_s), now_s)
 
     def _score(
         self, micro_batch: MicroBatchId, loss_sum: float, samples: int, now_s: float
@@ -270,7 +290,8 @@ class LeaseBook:
 
     def all_leased(self, round_number: int, now_s: float) -> bool:
         """Each of its micro-batches has ended or is under a lease that counts."""
-        return not self._taker.free(round_number, now_s)[0]
+        may_be = self.ledger.may_be_leased(round_number)
+        return may_be and not self._taker.free(round_number, now_s)[0]
 
     def lease_s(self) -> float:
         """How long a lease of ours lasts in the eyes of others, as far as we can tell."""
@@ -288,7 +309,7 @@ class LeaseBook:
 
     def save(self) -> list[LedgerTotals | LedgerUpdate]:
         """The whole ledger, to be written beside a checkpoint."""
-        self._sign_entries()
+        self._announcer.sign()
         return self._gossip.everything()
 
     def restore(self, saved: Sequence[LedgerTotals | LedgerUpdate], rounds: int) -> None:
@@ -326,13 +347,11 @@ class LeaseBook:
         if number < self.ledger.base:
             self.counters["too_late_to_count"] += 1
             return
-        before = self.ledger.get(self._work.key(number))
+        before, had_ended = self.ledger.get(self._work.key(number)), self.is_ended(number)
         entry = self._work.entry(number)
         self.ledger.put(entry)
-        self._unsigned.add(number)
-        self._gossip.owe(entry.key)
         self._see(before, entry, now_s)
-        self._plan_flush(now_s)
+        self._effects += self._announcer.changed(number, had_ended, now_s)
         self._look(now_s)
 
     def _see(self, before: Entry | None, entry: Entry, now_s: float) -> None:
@@ -363,12 +382,15 @@ class LeaseBook:
             self._tidy()
             if self.is_complete:
                 self._effects.append(Emit("run_complete", {"rounds": settled}))
-        if self._gate.look(settled, lambda number: self.all_leased(number, now_s), now_s):
+        opened = self._gate.look(settled, lambda number: self.all_leased(number, now_s), now_s)
+        if opened:
             self._effects.append(Emit("round_opened", {"round": self._gate.newest}))
+            shut = [number - 1 for number in opened if number > settled]
+            self._effects += self._announcer.for_everybody(shut, now_s)
 
     def _tidy(self) -> None:
         """Forget what belongs to rounds that are known in sum only now."""
-        self._sign_entries()
+        self._announcer.sign()
         self.ledger.roll_up()
         base = self.ledger.base
         self._work.forget_before(base)
@@ -376,25 +398,3 @@ class LeaseBook:
         self._watch.forget_before(base)
         self._held_out.forget_before(base)
         self._taker.forget_before(base)
-
-    # ---------------------------------------------------------------------------------- telling
-
-    def _plan_flush(self, now_s: float) -> None:
-        if self._flush_is_set or not self._gossip.is_in_debt:
-            return
-        interval_s = self._limits.flush_after_s(len(self._watch.heads))
-        wait_s = max(COALESCE_S, self._flushed_s + interval_s - now_s)
-        self._effects.append(SetTimer(FLUSH, wait_s))
-        self._flush_is_set = True
-
-    def _flush(self, now_s: float) -> None:
-        self._flush_is_set = False
-        self._flushed_s = now_s
-        self._sign_entries()
-        self._effects += self._gossip.flush()
-
-    def _sign_entries(self) -> None:
-        for number in sorted(self._unsigned):
-            if number >= self.ledger.base:
-                self.ledger.put(sign_entry(self._work.entry(number), self._shape, self._sign))
-        self._unsigned.clear()

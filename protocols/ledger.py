@@ -11,9 +11,10 @@ from the entries:
     processed twice     what the entries have done in sum, less the union: never hidden
     loss of a round     the entries' loss sums over the entries' samples
 
-Rounds that have ended and have been for a while are kept in sum only
-(`roll_up`), so the ledger's size does not grow with the run. Of two peers that have rolled up to
-different rounds the one further on knows enough for both.
+Rounds that have ended and have been for a while are kept in sum only (`roll_up`), so the ledger's
+size does not grow with the run: eight rounds stay in detail, but in a large swarm, where a round is
+long and much is said of it, as few as two. Of two peers that have rolled up to different rounds the
+one further on knows enough for both.
 
 Held-out micro-batches are scored one by one: if two peers scored the same, the entry with the
 smaller key counts.
@@ -28,7 +29,7 @@ from dataclasses import dataclass, field
 from swarmd.protocols.errors import RemoteProtocolError
 from swarmd.protocols.ids import MicroBatchId, PeerId
 from swarmd.protocols.intervals import EMPTY, IndexSet
-from swarmd.protocols.ledger_entries import Entry, EntryKey, read_entry
+from swarmd.protocols.ledger_entries import Entry, EntryKey, read_entry, what_is_signed
 from swarmd.protocols.ledger_sums import (
     LedgerSums,
     RoundSums,
@@ -38,6 +39,7 @@ from swarmd.protocols.ledger_sums import (
     check_totals,
     place_of,
 )
+from swarmd.protocols.limits import KIB
 from swarmd.protocols.messages.ledger import (
     FINGERPRINT_BYTES,
     ROUNDS_IN_DETAIL_MAX,
@@ -54,11 +56,15 @@ from swarmd.protocols.run_shape import RunShape
 
 ROUNDS_KEPT = 8
 """Rounds in detail behind the last settled one: for late news, and for who asks for their loss."""
+ROUNDS_KEPT_MIN = 2
+"""However large they are: the last one's receipts are still on their way."""
+KEPT_BYTES_MAX = 384 * KIB
+"""Of entries of rounds that have ended; of more than that only ROUNDS_KEPT_MIN rounds are kept."""
 ROUNDS_AHEAD_MAX = 64
 """Entries further ahead of what is settled here are not held; totals bring us there first."""
 
 Verify = Callable[[PeerId, bytes, bytes], bool]
-"""(peer, body, signature): did this peer's key make this signature over this body?"""
+"""(peer, bytes, signature): did this peer's key make this signature over these bytes?"""
 
 
 @dataclass(slots=True)
@@ -70,6 +76,10 @@ class RoundLedger:
     ended: IndexSet = EMPTY
     fingerprint: int = 0
     """Sum of the signed entries' fingerprints modulo 2^64."""
+    size_bytes: int = 0
+    """Of the signed entries."""
+    leases: int = 0
+    """Held by all entries together, whether they count or not."""
 
 
 class Ledger:
@@ -133,6 +143,12 @@ class Ledger:
 
     def is_ended(self, round_number: int) -> bool:
         return self.ended(round_number) == self.all_of(round_number)
+
+    def may_be_leased(self, round_number: int) -> bool:
+        """False if there are fewer leases than micro-batches that have not ended. Cheap."""
+        held = self._rounds.get(round_number)
+        left = self.shape.micro_batches_of_round(round_number) - len(self.ended(round_number))
+        return left <= (held.leases if held else 0)
 
     def entries(self, round_number: int) -> list[Entry]:
         """In the order of their keys."""
@@ -219,7 +235,7 @@ class Ledger:
     def check(self, signed: SignedEntry) -> Entry | None:
         """What a peer sent, as an entry that may be put; None if it would change nothing.
 
-        Raises RemoteProtocolError: malformed, wrong_run, wrong_round, bad_signature, too_large.
+        Raises RemoteProtocolError: malformed, wrong_round, bad_signature, too_large.
         """
         if self.held_as(signed) is not None:
             return None
@@ -233,7 +249,9 @@ class Ledger:
                 return None
             if held is None and len(self.entries(entry.key.round)) >= WRITERS_MAX:
                 raise RemoteProtocolError("too_large", f"round {entry.key.round} has many writers")
-            if not self._verify(entry.key.peer, signed.body, signed.signature):
+            if not self._verify(
+                entry.key.peer, what_is_signed(signed.body, self.shape), signed.signature
+            ):
                 raise RemoteProtocolError("bad_signature", f"entry of {entry.key.peer}")
         except RemoteProtocolError as error:
             self.counters[error.code] += 1
@@ -254,9 +272,10 @@ class Ledger:
             self._of_body[entry.signed.body] = entry.key
         held.entries[entry.key] = entry
         self._may_settle = True
-        held.fingerprint = (
-            held.fingerprint + entry.fingerprint - (before.fingerprint if before else 0)
-        ) % 2**64
+        held.fingerprint += entry.fingerprint - (before.fingerprint if before else 0)
+        held.fingerprint %= 2**64
+        held.size_bytes += entry.size_bytes - (before.size_bytes if before else 0)
+        held.leases += len(entry.leased) - (len(before.leased) if before else 0)
         if before is not None and (before.done | before.lost) - entry.done - entry.lost:
             # It took something back, which nobody honest does; then all of it is counted anew.
             held.done = held.ended = EMPTY
@@ -271,7 +290,8 @@ class Ledger:
 
     # -------------------------------------------------------------------------------- comparing
 
-    def digest(self, *, answer: bool = False) -> LedgerDigest:
+    def digest(self, *, answer: bool = False, whole: bool = True) -> LedgerDigest:
+        """whole: of all rounds; else of those that have ended."""
         return LedgerDigest(
             settled=self.settled,
             rounds=tuple(
@@ -280,27 +300,22 @@ class Ledger:
                     fingerprint=self._rounds[number].fingerprint.to_bytes(FINGERPRINT_BYTES, "big"),
                 )
                 for number in self.rounds_in_detail()
+                if whole or number < self.settled
             ),
             answer=answer,
+            whole=whole,
         )
 
-    def lacking(self, theirs: LedgerDigest) -> list[SignedEntry]:
-        """Our entries of the rounds in which the other ledger differs."""
-        known = {item.round: item.fingerprint for item in theirs.rounds}
-        lacking = []
-        for mine in self.digest().rounds:
-            is_summed_up_there = mine.round < theirs.settled and mine.round not in known
-            if known.get(mine.round) == mine.fingerprint or is_summed_up_there:
-                continue
-            entries = self.entries(mine.round)
-            lacking += [entry.signed for entry in entries if entry.signed is not None]
-        return lacking
+    def signed_entries(self) -> list[SignedEntry]:
+        """All that others may have, in the order of their keys."""
+        entries = [entry for number in self.rounds_in_detail() for entry in self.entries(number)]
+        return [entry.signed for entry in entries if entry.signed is not None]
 
     # ---------------------------------------------------------------------------------- summing
 
     def roll_up(self) -> None:
-        """Keep rounds in sum only that have been settled for ROUNDS_KEPT rounds."""
-        until = max(self.base, self.settled - ROUNDS_KEPT)
+        """Keep rounds in sum only that have been settled for as long as is worth their size."""
+        until = self._kept_from()
         for number in [number for number in self.rounds_in_detail() if number < until]:
             self._sums.add(
                 RoundSums(
@@ -332,6 +347,17 @@ class Ledger:
         return is_news
 
     # ----------------------------------------------------------------------------------- inside
+
+    def _kept_from(self) -> int:
+        """The first round to be kept in detail."""
+        first = max(self.base, self.settled - ROUNDS_KEPT)
+        sizes = [
+            self._rounds[n].size_bytes if n in self._rounds else 0
+            for n in range(first, self.settled)
+        ]
+        while len(sizes) > ROUNDS_KEPT_MIN and sum(sizes) > KEPT_BYTES_MAX:
+            del sizes[0]
+        return max(self.base, self.settled - len(sizes))
 
     def _drop(self, round_number: int) -> None:
         for entry in self._rounds.pop(round_number).entries.values():

@@ -28,7 +28,7 @@ from swarmd.protocols.receipts import Seen, pack_seen, unpack_seen
 from swarmd.protocols.run_shape import RunShape
 
 Sign = Callable[[bytes], bytes]
-"""Our own key's signature over a body."""
+"""Our own key's signature over some bytes."""
 
 
 class EntryKey(NamedTuple):
@@ -67,12 +67,19 @@ class Entry:
         """64 bits; 0 for what nobody else can have yet."""
         return _fingerprint(self.signed.body) if self.signed else 0
 
+    @property
+    def size_bytes(self) -> int:
+        return len(self.signed.body) + len(self.signed.signature) if self.signed else 0
+
+
+def what_is_signed(body: bytes, shape: RunShape) -> bytes:
+    """The run is part of it, though not of the entry: it need not travel with each of them."""
+    return b"swarmd.ledger/" + shape.run_id.encode() + body
+
 
 def read_entry(signed: SignedEntry, shape: RunShape) -> Entry:
-    """Leaves the signature aside. Raises RemoteProtocolError: malformed, wrong_run, wrong_round."""
+    """Leaves the signature aside. Raises RemoteProtocolError: malformed, wrong_round."""
     plain = _decoded(signed.body)
-    if plain.run_id != shape.run_id:
-        raise RemoteProtocolError("wrong_run", f"ledger entry of run {plain.run_id[:8]}")
     if plain.round >= shape.rounds or not plain.peer:
         raise RemoteProtocolError("wrong_round", f"the run has no round {plain.round}")
     end = shape.micro_batches_of_round(plain.round)
@@ -100,7 +107,6 @@ def sign_entry(entry: Entry, shape: RunShape, sign: Sign) -> Entry:
     """The same entry, ready for others."""
     body = wire.encode(
         LedgerEntry(
-            run_id=shape.run_id,
             peer=entry.key.peer,
             incarnation=entry.key.incarnation,
             version=entry.version,
@@ -110,10 +116,12 @@ def sign_entry(entry: Entry, shape: RunShape, sign: Sign) -> Entry:
             lost=entry.lost.to_bytes() if entry.lost else b"",
             loss_sum=entry.loss_sum,
             held_out=entry.held_out,
-            witnessed=pack_seen(entry.witnessed),
+            witnessed=pack_seen(entry.witnessed, shape),
         )
     )
-    return replace(entry, signed=SignedEntry(body=body, signature=sign(body)))
+    return replace(
+        entry, signed=SignedEntry(body=body, signature=sign(what_is_signed(body, shape)))
+    )
 
 
 def _check_held_out(scores: tuple[HeldOutScore, ...], shape: RunShape) -> None:

@@ -1,13 +1,21 @@
 """How entries of the ledger travel: told once when they change, compared now and then.
 
-What changed is owed to every recipient; debts are paid together, at most once per flush, and a debt
-is an entry's key and not its text, so news that is overtaken is never sent. A recipient is not told
-what it has just told us. What is lost on the way, or was said before a recipient came, is found by
-comparing: with each new recipient at once, with the others in turn.
+What changed is owed to those whom it concerns; debts are paid together, at most once per flush, and
+a debt is an entry's key and not its text, so news that is overtaken is never sent. A recipient is
+not told what it has just told us. What is lost on the way, or was said before a recipient came, is
+found by comparing (ledger_compare.py): with each new recipient at once, with the others in turn.
 
-In a large swarm a peer tells a few of those it has links to (RECIPIENTS_MAX).
-Where everybody hears every writer directly nobody passes anything on; elsewhere entries are passed
-on by all who find them new, so they reach everybody in as many steps as the neighbours' graph has.
+In a small swarm all news concerns everybody. In a large one
+
+    what a head holds and does in an open round   concerns the heads: told to those, directly where
+                                                  we have links to all of them
+    that it holds nothing of a round any more,    concerns everybody: told to a few of those we have
+    or that all of the round is leased            links to (RECIPIENTS_MAX), and passed on by all
+    receipts, scores of an ended round            concern everybody, are many, and not urgent: left
+                                                  to comparing, which sends an entry to whoever
+                                                  lacks it and no further
+
+Where everybody hears every writer directly nobody passes anything on.
 
 Entries are signed by whom they speak of. Sums of rounds long ended are not, and a false one could
 make us skip rounds: they are adopted when two recipients, where there are two, know at least as
@@ -18,28 +26,79 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 
 from swarmd.protocols.effects import Effect, Priority, Send
 from swarmd.protocols.errors import LocalProtocolError
 from swarmd.protocols.ids import PeerId
 from swarmd.protocols.ledger import Ledger
+from swarmd.protocols.ledger_compare import (
+    compare_held,
+    pack_held,
+    rounds_that_differ,
+    wanted_entries,
+)
 from swarmd.protocols.ledger_entries import Entry, EntryKey
 from swarmd.protocols.messages.ledger import (
+    EVERYBODY,
+    HEADS,
+    NOBODY,
     UPDATE_BYTES_MAX,
     UPDATE_ENTRIES_MAX,
     LedgerDigest,
+    LedgerHeld,
     LedgerTotals,
     LedgerUpdate,
+    LedgerWanted,
     SignedEntry,
 )
 
 EXCHANGE_BYTES_MAX = 512 * 1024
-"""Of entries in answer to one digest; what is left comes with the next comparison."""
+"""Of entries in answer to one message; what is left comes with the next comparison."""
 ENTRY_OVERHEAD_BYTES = 128
 WITNESSES_MIN = 2
 RECIPIENTS_MAX = 16
 """A peer of a large swarm has links to all replicas of two stages. To tell each of them everything
-would cost each of them everything, so many times; so few reach all the others in three steps."""
+would cost each of them everything, so many times; so few reach all the others in three steps. More
+peers than this make a swarm large."""
+WHOLE_EVERY = 4
+"""In a large swarm every so many comparisons look at the open rounds, too, in which nearly always
+something is new."""
+
+LedgerMessage = LedgerUpdate | LedgerDigest | LedgerTotals | LedgerHeld | LedgerWanted
+
+
+@dataclass(frozen=True, slots=True)
+class Audience:
+    """Whom we tell. Of the news of heads `heads` are told, of all else `told`."""
+
+    told: tuple[PeerId, ...] = ()
+    heads: tuple[PeerId, ...] = ()
+    is_large: bool = False
+    hears_all: bool = False
+    """`told` are all the peers there are."""
+    hears_all_heads: bool = False
+    """`heads` are all the heads there are."""
+
+    @property
+    def all(self) -> list[PeerId]:
+        return sorted({*self.told, *self.heads})
+
+
+def choose_audience(
+    own: PeerId, linked: Sequence[PeerId], heads: Sequence[PeerId], present: int
+) -> Audience:
+    """linked: the peers that we have links to; present: how many others there are."""
+    told = choose_recipients(own, linked)
+    hears_all = len(told) >= present
+    if present <= RECIPIENTS_MAX:
+        return Audience(tuple(told), hears_all=hears_all)
+    others = [peer for peer in heads if peer != own]
+    near = sorted(set(linked) & set(others))
+    is_direct = own in heads and len(near) == len(others)
+    if not is_direct:
+        near = choose_recipients(own, near)
+    return Audience(tuple(told), tuple(near), True, hears_all, is_direct)
 
 
 def choose_recipients(own: PeerId, linked: Sequence[PeerId]) -> list[PeerId]:
@@ -63,53 +122,70 @@ class LedgerGossip:
         self._ledger = ledger
         self._own = own
         self._incarnation = incarnation
-        self._owed: dict[PeerId, set[EntryKey]] = {}
-        """By recipient."""
-        self._everybody = False
+        self._owed: dict[PeerId, dict[EntryKey, int]] = {}
+        """By recipient: what, and how far it shall go from there."""
+        self.audience = Audience()
+        self.is_urgent = False
+        """Others wait for what we owe: it concerns everybody, or is on its way to others."""
         self._last_compared: PeerId | None = None
+        self._compared = 0
         self._offers: dict[PeerId, LedgerTotals] = {}
 
     @property
     def recipients(self) -> list[PeerId]:
-        return sorted(self._owed)
+        return sorted(self.audience.told)
 
     @property
     def is_in_debt(self) -> bool:
         return any(self._owed.values())
 
-    def set_recipients(self, peers: Iterable[PeerId], everybody: bool) -> list[Effect]:
-        """Whom we tell from now on. `everybody`: they are all the peers there are."""
-        self._everybody = everybody
-        wanted = sorted(set(peers))
-        fresh = [peer for peer in wanted if peer not in self._owed]
-        self._owed = {peer: self._owed.get(peer, set()) for peer in wanted}
+    def set_audience(self, audience: Audience) -> list[Effect]:
+        """Whom we tell from now on."""
+        fresh = sorted(set(audience.told) - set(self.audience.told))
+        self.audience = audience
+        self._owed = {peer: self._owed.get(peer, {}) for peer in audience.all}
         self._offers = {peer: offer for peer, offer in self._offers.items() if peer in self._owed}
+        if audience.is_large:
+            # Each of them would send a newcomer the same; one does, and its turn comes to the rest.
+            fresh = fresh[:1] if self._ledger.newest == 0 else []
         return [self._send(peer, self._ledger.digest()) for peer in fresh]
 
-    def owe(self, key: EntryKey) -> None:
-        """Our own entry changed."""
-        for debts in self._owed.values():
-            debts.add(key)
+    def owe(self, key: EntryKey, reach: int = EVERYBODY) -> None:
+        """Our own entry changed. In a small swarm all news goes to everybody."""
+        audience = self.audience
+        self.is_urgent |= reach == EVERYBODY
+        if not audience.is_large:
+            self._owe(key, audience.told, NOBODY if audience.hears_all else EVERYBODY)
+            return
+        if reach >= HEADS:
+            self._owe(key, audience.heads, NOBODY if audience.hears_all_heads else HEADS)
+        if reach == EVERYBODY:
+            self._owe(key, audience.told, EVERYBODY)
 
     def flush(self) -> list[Effect]:
         """Pay all debts. Entries of rounds meanwhile summed up are forgotten."""
+        self.is_urgent = False
         effects: list[Effect] = []
         for peer in sorted(self._owed):
-            entries = [self._ledger.get(key) for key in sorted(self._owed[peer])]
-            self._owed[peer].clear()
-            signed = [entry.signed for entry in entries if entry and entry.signed]
-            effects += self._updates(peer, signed)
+            debts, self._owed[peer] = self._owed[peer], {}
+            for reach in (NOBODY, HEADS, EVERYBODY):
+                keys = sorted(key for key in debts if debts[key] == reach)
+                entries = [self._ledger.get(key) for key in keys]
+                signed = [entry.signed for entry in entries if entry and entry.signed]
+                effects += self._updates(peer, signed, reach)
         return effects
 
     def compare(self) -> list[Effect]:
         """Send a digest to the recipient whose turn it is."""
-        peers = sorted(self._owed)
+        peers = self.recipients
         if not peers:
             return []
         last = self._last_compared
         later = [peer for peer in peers if last is not None and peer > last]
         self._last_compared = (later or peers)[0]
-        return [self._send(self._last_compared, self._ledger.digest())]
+        self._compared += 1
+        whole = not self.audience.is_large or self._compared % WHOLE_EVERY == 0
+        return [self._send(self._last_compared, self._ledger.digest(whole=whole))]
 
     # ---------------------------------------------------------------------------------- arrivals
 
@@ -126,22 +202,43 @@ class LedgerGossip:
             before = self._ledger.get(entry.key)
             if self._ledger.put(entry):
                 news.append((before, entry))
-                if update.relay and not self._everybody:
-                    self.owe(entry.key)
+                if update.reach != NOBODY and not self.audience.hears_all:
+                    self.owe(entry.key, update.reach)
+                    self.is_urgent = True
         self._forgive(peer, update)
         return news
 
     def on_digest(self, peer: PeerId, theirs: LedgerDigest) -> list[Effect]:
-        """Send what the other lacks, and our own digest if it may have more."""
-        ours = self._ledger.digest(answer=True)
+        """Say what we hold where we differ; and how far we are, if the other may know in sum only
+        what we still lack."""
+        ledger = self._ledger
         effects: list[Effect] = []
-        if theirs.settled < self._ledger.base:
-            effects.append(self._send(peer, self._ledger.totals()))
-        effects += self._updates(peer, self._ledger.lacking(theirs))
-        is_equal = ours.settled == theirs.settled and ours.rounds == theirs.rounds
-        if not theirs.answer and not is_equal:
-            effects.append(self._send(peer, ours))
+        if theirs.settled < ledger.base:
+            effects.append(self._send(peer, ledger.totals()))
+        for number in rounds_that_differ(ledger, theirs):
+            held = pack_held(ledger, number)
+            effects.append(self._send(peer, LedgerHeld(round=number, held=held)))
+        first = theirs.rounds[0].round if theirs.rounds else theirs.settled
+        if not theirs.answer and ledger.settled < min(first, theirs.settled):
+            effects.append(self._send(peer, ledger.digest(answer=True)))
         return effects
+
+    def on_held(self, peer: PeerId, message: LedgerHeld) -> list[Effect]:
+        """Send what the other lacks of the round, and ask for what we lack.
+
+        Raises RemoteProtocolError (malformed, wrong_round).
+        """
+        they_lack, we_lack = compare_held(self._ledger, message.round, message.held)
+        effects = self._updates(peer, they_lack, self._reach_of_repairs)
+        if we_lack and message.round >= self._ledger.base:
+            wanted = LedgerWanted(round=message.round, wanted=b"".join(we_lack))
+            effects.append(self._send(peer, wanted))
+        return effects
+
+    def on_wanted(self, peer: PeerId, message: LedgerWanted) -> list[Effect]:
+        """Raises RemoteProtocolError (malformed, wrong_round)."""
+        signed = wanted_entries(self._ledger, message.round, message.wanted)
+        return self._updates(peer, signed, self._reach_of_repairs)
 
     def on_totals(self, peer: PeerId, totals: LedgerTotals) -> list[Effect]:
         """Consider sums of rounds that we know less of; once adopted, ask for the rest."""
@@ -164,8 +261,8 @@ class LedgerGossip:
     # ----------------------------------------------------------------------------------- on disk
 
     def everything(self) -> list[LedgerTotals | LedgerUpdate]:
-        signed = self._ledger.lacking(LedgerDigest(settled=0))
-        updates = [LedgerUpdate(entries=tuple(batch)) for batch in _batches(signed)]
+        batches = _batches(self._ledger.signed_entries())
+        updates = [LedgerUpdate(entries=tuple(batch)) for batch in batches]
         return [self._ledger.totals(), *updates]
 
     def restore(self, saved: Sequence[LedgerTotals | LedgerUpdate], rounds: int) -> None:
@@ -187,21 +284,34 @@ class LedgerGossip:
         """Ours, or of a life that we have not begun: only we can know what stands in it."""
         return entry.key.peer == self._own and entry.key.incarnation >= self._incarnation
 
+    def _owe(self, key: EntryKey, peers: Iterable[PeerId], reach: int) -> None:
+        for peer in peers:
+            debts = self._owed[peer]
+            debts[key] = max(reach, debts.get(key, NOBODY))
+
     def _forgive(self, peer: PeerId, update: LedgerUpdate) -> None:
         """The sender has what it sent: we owe it nothing of which we have no later version."""
         debts = self._owed.get(peer)
         if debts:
-            debts -= {self._ledger.held_as(signed) for signed in update.entries}
+            for signed in update.entries:
+                key = self._ledger.held_as(signed)
+                if key is not None:
+                    debts.pop(key, None)
 
-    def _updates(self, peer: PeerId, entries: list[SignedEntry]) -> list[Effect]:
+    @property
+    def _reach_of_repairs(self) -> int:
+        """In a large swarm others find by comparing what we found so."""
+        return NOBODY if self.audience.is_large or self.audience.hears_all else EVERYBODY
+
+    def _updates(self, peer: PeerId, entries: list[SignedEntry], reach: int) -> list[Effect]:
         """As few messages as their bounds allow."""
-        return [self._update(peer, batch) for batch in _batches(entries, EXCHANGE_BYTES_MAX)]
-
-    def _update(self, peer: PeerId, entries: list[SignedEntry]) -> Send:
-        return self._send(peer, LedgerUpdate(entries=tuple(entries), relay=not self._everybody))
+        return [
+            self._send(peer, LedgerUpdate(entries=tuple(batch), reach=reach))
+            for batch in _batches(entries, EXCHANGE_BYTES_MAX)
+        ]
 
     @staticmethod
-    def _send(peer: PeerId, message: LedgerUpdate | LedgerDigest | LedgerTotals) -> Send:
+    def _send(peer: PeerId, message: LedgerMessage) -> Send:
         return Send(peer, message, priority=Priority.CONTROL)
 
 

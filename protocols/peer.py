@@ -226,7 +226,7 @@ class PeerMachine:
             self.missing_since_s = now_s
         told = tuple(peer for peer in others if peer in linked)
         self.leases.set_heads(self.coverage.heads, now_s)
-        self.leases.set_recipients(told, everybody=len(told) == len(others))
+        self.leases.set_recipients(told, present=len(others))
         self.membership.want_links(self._neighbours())
         effects = self.work.review(view, self.coverage, linked, self.has_begun, now_s)
         return effects + self._locate(view)

@@ -24,6 +24,7 @@ import hashlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import groupby
 from typing import NamedTuple
 
 from swarmd.protocols.errors import RemoteProtocolError
@@ -122,13 +123,18 @@ class SeenBook:
 # -------------------------------------------------------------------------------------------- wire
 
 
-def pack_seen(seen: Iterable[Seen]) -> bytes:
-    """One after the other: the tag, then varints: 2 * stage + role, micro-batches, samples."""
+def pack_seen(seen: Iterable[Seen], shape: RunShape) -> bytes:
+    """By stage and role: varints 2 * stage + role and how many follow; then of each its tag and
+    2 * micro-batches, plus 1 if their samples are fewer than usual, and then by how many."""
     body = bytearray()
-    for item in seen:
-        body += item.tag
-        body += varint(2 * item.stage + item.role) + varint(item.micro_batches)
-        body += varint(item.samples)
+    for (stage, role), items in groupby(seen, key=lambda item: (item.stage, item.role)):
+        group = list(items)
+        body += varint(2 * stage + role) + varint(len(group))
+        for item in group:
+            missing = item.micro_batches * shape.micro_batch_samples - item.samples
+            body += item.tag + varint(2 * item.micro_batches + bool(missing))
+            if missing:
+                body += varint(missing)
     return bytes(body)
 
 
@@ -137,18 +143,27 @@ def unpack_seen(body: bytes, shape: RunShape, round_number: int) -> tuple[Seen, 
     found: list[Seen] = []
     place = 0
     while place < len(body):
-        tag = body[place : place + TAG_BYTES]
-        stage_and_role, place = read_varint(body, place + TAG_BYTES)
-        micro_batches, place = read_varint(body, place)
-        samples, place = read_varint(body, place)
-        seen = Seen(stage_and_role // 2, stage_and_role % 2, tag, micro_batches, samples)
-        _check(seen, shape, round_number)
-        if found and found[-1][:3] >= seen[:3]:
-            raise RemoteProtocolError("malformed", "receipts out of order, or one twice")
-        found.append(seen)
-    if len(found) > SEEN_MAX:
-        raise RemoteProtocolError("malformed", f"{len(found)} receipts")
+        stage_and_role, place = read_varint(body, place)
+        count, place = read_varint(body, place)
+        if not 1 <= count <= SEEN_MAX - len(found):
+            raise RemoteProtocolError("malformed", f"{count} receipts of one kind")
+        for _ in range(count):
+            seen, place = _unpack_one(body, place, stage_and_role, shape)
+            _check(seen, shape, round_number)
+            if found and found[-1][:3] >= seen[:3]:
+                raise RemoteProtocolError("malformed", "receipts out of order, or one twice")
+            found.append(seen)
     return tuple(found)
+
+
+def _unpack_one(body: bytes, place: int, stage_and_role: int, shape: RunShape) -> tuple[Seen, int]:
+    tag = body[place : place + TAG_BYTES]
+    doubled, place = read_varint(body, place + TAG_BYTES)
+    micro_batches, missing = doubled // 2, 0
+    if doubled % 2:
+        missing, place = read_varint(body, place)
+    samples = micro_batches * shape.micro_batch_samples - missing
+    return Seen(stage_and_role // 2, stage_and_role % 2, tag, micro_batches, samples), place
 
 
 def _check(seen: Seen, shape: RunShape, round_number: int) -> None:

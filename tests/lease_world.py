@@ -244,7 +244,7 @@ class LeaseWorld:
         heads = [other for other in there if self.hosts[other].is_head]
         host.book.set_heads(heads, self.now_s)
         linked = [other for other in self.neighbours[peer] if other in there]
-        host.book.set_recipients(linked, everybody=len(linked) == len(there) - 1)
+        host.book.set_recipients(linked, present=len(there) - 1)
         self._carry_out(peer, host.book.take_effects())
         self._work(peer)
 

@@ -2,8 +2,8 @@
 
  1-19  control    hello, goodbye, run description
 20-39  gossip     membership and roster
-40-59  pipeline   micro-batches
-60-69  ledger     leases and receipts
+40-58  pipeline   micro-batches
+59-69  ledger     leases and receipts
 70-89  mixing     exchange between replicas
 90-109 state      checkpoints and their transfer
 """

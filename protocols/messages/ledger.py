@@ -2,12 +2,16 @@
 
 A `LedgerEntry` is everything that one life of one peer has to say of one round: what it holds, what
 it has done. Only that peer can sign it, and a later version replaces an earlier one, so entries may
-be repeated, reordered, lost and passed on by anybody. Comparing goes in two steps:
+be repeated, reordered, lost and passed on by anybody. Comparing sends each entry once, to whoever
+lacks it, and of those that both have no more than a few bytes:
 
     A -> B  LedgerDigest   how far A is, and a fingerprint of each round it holds in detail
-    B -> A  LedgerUpdate   B's entries of the rounds that differ (or LedgerTotals, if A is behind
-                           what B holds in detail), then B's own digest, marked as an answer
-    A -> B  LedgerUpdate   A's entries of the rounds that still differ
+    B -> A  LedgerHeld     which entries B has of each round that differs (or LedgerTotals, if A is
+                           behind what B holds in detail), then B's own digest, marked as an answer,
+                           if A is further
+    A -> B  LedgerUpdate   those that B lacks, and
+            LedgerWanted   which ones A lacks
+    B -> A  LedgerUpdate   those
 """
 
 from __future__ import annotations
@@ -40,11 +44,17 @@ WRITERS_MAX = 4_096
 """Peers that have ever been a head."""
 LOST_RANGES_MAX = 4_096
 FINGERPRINT_BYTES = 8
+NOBODY, HEADS, EVERYBODY = range(3)
+"""How far news shall go. Nobody: all who need it have been told, or will ask."""
 TAG_BYTES = 8
-"""Of a peer's id, in receipts."""
+"""Of a peer's id, in receipts. Fewer could be matched by making keys until one fits."""
+WHO_BYTES = 6
+"""Of a peer and its life, where entries are compared. Who collides is compared less well, no more.
+"""
+HELD_BYTES_MAX = WRITERS_MAX * (WHO_BYTES + 5 + 2)
 SEEN_MAX = 1_024
 """Others that one entry tells of; more are left out, those with the least samples first."""
-SEEN_BYTES_MAX = SEEN_MAX * (TAG_BYTES + 15)
+SEEN_BYTES_MAX = SEEN_MAX * (TAG_BYTES + 20)
 WITNESSED_BYTES_MAX = WRITERS_MAX * (TAG_BYTES + 20)
 
 
@@ -62,7 +72,6 @@ class HeldOutScore(Message):
 class LedgerEntry(Message):
     """What `peer` in its life `incarnation` says of one round. The highest version stands."""
 
-    run_id: str = text(64)
     peer: str = text(limits.NAME_CHARS_MAX)
     incarnation: int = uint()
     version: int = uint()
@@ -82,7 +91,8 @@ class LedgerEntry(Message):
 
 @message(62)
 class SignedEntry(Message):
-    """A LedgerEntry's bytes (as wire.encode gives them) and its peer's signature over them."""
+    """A LedgerEntry's bytes (as wire.encode gives them) and its peer's signature over the run and
+    them (ledger_entries.py): an entry of another run is a forged one here."""
 
     body: bytes = raw(ENTRY_BYTES_MAX)
     signature: bytes = raw(64)
@@ -93,8 +103,8 @@ class LedgerUpdate(Message):
     """Entries that the sender believes the receiver lacks."""
 
     entries: tuple[SignedEntry, ...] = sequence(nested(SignedEntry), UPDATE_ENTRIES_MAX)
-    relay: bool = flag(default=True)
-    """Whether the receiver shall pass on what is new to it. False: all others have been told."""
+    reach: int = uint(EVERYBODY, default=EVERYBODY)
+    """To whom the receiver shall pass on what is new to it: NOBODY, HEADS or EVERYBODY."""
 
 
 @message(64)
@@ -111,6 +121,9 @@ class LedgerDigest(Message):
     rounds: tuple[RoundDigest, ...] = sequence(nested(RoundDigest), ROUNDS_IN_DETAIL_MAX)
     answer: bool = flag(default=False)
     """True: the other side of an exchange that was asked for; do not answer with a digest."""
+    whole: bool = flag(default=True)
+    """Nothing is held of later rounds than those that stand here. False: nothing is said of them.
+    """
 
 
 @message(66)
@@ -144,6 +157,24 @@ class LedgerTotals(Message):
     lost: tuple[LostRange, ...] = sequence(nested(LostRange), LOST_RANGES_MAX)
     witnessed: bytes = raw(WITNESSED_BYTES_MAX, default=b"")
     """What receipts prove of each peer in those rounds (receipts.py, pack_proved)."""
+
+
+@message(69)
+class LedgerHeld(Message):
+    """What the sender holds of a round in which the receiver's digest differs from its own."""
+
+    round: int = uint(limits.ROUND_MAX)
+    held: bytes = raw(HELD_BYTES_MAX)
+    """One after the other: who (WHO_BYTES), the version as a varint, two bytes of fingerprint."""
+
+
+@message(59)
+class LedgerWanted(Message):
+    """Entries that the receiver has told to hold and the sender lacks."""
+
+    round: int = uint(limits.ROUND_MAX)
+    wanted: bytes = raw(WRITERS_MAX * WHO_BYTES)
+    """Who, WHO_BYTES each."""
 
 
 assert 3 * INDEX_SET_BYTES_MAX + HELD_OUT_MAX * 48 + SEEN_BYTES_MAX <= ENTRY_BYTES_MAX

@@ -4,12 +4,13 @@ import pytest
 from lease_world import LeaseWorld, lease_shape, make_book
 
 from swarmd.protocols import wire
-from swarmd.protocols.effects import Arrived, Emit, Send, SetTimer, Started, TimerFired
+from swarmd.protocols.effects import Arrived, Effect, Emit, Send, SetTimer, Started, TimerFired
 from swarmd.protocols.errors import LocalProtocolError, RemoteProtocolError
 from swarmd.protocols.ids import MicroBatchId, PeerId
 from swarmd.protocols.lease_limits import local
-from swarmd.protocols.leases import DIGEST, FLUSH, LeaseBook
+from swarmd.protocols.leases import DIGEST, LeaseBook
 from swarmd.protocols.messages.ledger import LedgerTotals, LedgerUpdate, SignedEntry
+from swarmd.protocols.news_pace import FLUSH
 
 P0, P1, P2 = PeerId("p0"), PeerId("p1"), PeerId("p2")
 ROUND = 20
@@ -52,7 +53,7 @@ def two_heads() -> tuple[LeaseBook, LeaseBook]:
     books = (make_book("p0"), make_book("p1"))
     for book, other in zip(books, (P1, P0), strict=True):
         book.set_heads([P0, P1], 0.0)
-        book.set_recipients([other], everybody=True)
+        book.set_recipients([other], present=1)
         book.take_effects()
     return books
 
@@ -212,7 +213,7 @@ def test_leases_of_a_former_life_are_free():
     tell(book, other)
     again = make_book("p0", incarnation=2)
     again.set_heads([P0, P1], 2.0)
-    again.set_recipients([P1], everybody=True)
+    again.set_recipients([P1], present=1)
     (first,) = take(again, 1, 2.0)
     tell(again, other, 2.0)
     assert first == taken[0]
@@ -264,16 +265,18 @@ def test_a_digest_repairs_what_was_lost():
     book, other = two_heads()
     finish(book, take(book, 10))
     book.handle(TimerFired(FLUSH), 1.0)  # lost on the way
-    messages = [one.message for one in other.handle(TimerFired(DIGEST), 2.0) if _is_send(one)]
-    for message in messages:
-        for answer in book.handle(Arrived(P1, message), 2.0):
-            if isinstance(answer, Send):
-                other.handle(Arrived(P0, answer.message), 2.0)
+    converse(book, other, other.handle(TimerFired(DIGEST), 2.0))
     assert other.ledger.digest() == book.ledger.digest()
 
 
-def _is_send(effect: object) -> bool:
-    return isinstance(effect, Send)
+def converse(book: LeaseBook, other: LeaseBook, effects: list[Effect]) -> None:
+    """What `other` wants sent reaches `book`, its answers `other`, and so on."""
+    sides = {book.own: book, other.own: other}
+    waiting = [(other.own, effect) for effect in effects if isinstance(effect, Send)]
+    while waiting:
+        sender, sent = waiting.pop(0)
+        answers = sides[sent.peer].handle(Arrived(sender, sent.message), 2.0)
+        waiting += [(sent.peer, answer) for answer in answers if isinstance(answer, Send)]
 
 
 # ---------------------------------------------------------------------------------------- strangers
@@ -299,7 +302,7 @@ def test_nobody_tells_us_what_we_ourselves_have_done():
     book, _ = two_heads()
     stranger = make_book("p0", incarnation=1)  # the same key, elsewhere
     stranger.set_heads([P0], 0.0)
-    stranger.set_recipients([P1], everybody=True)
+    stranger.set_recipients([P1], present=1)
     finish(stranger, take(stranger, 5))
     book.handle(Arrived(P1, LedgerUpdate(entries=_entries_of(stranger))), 1.0)
     assert len(book.ledger.done(0)) == 0
@@ -307,7 +310,7 @@ def test_nobody_tells_us_what_we_ourselves_have_done():
 
 def test_one_neighbours_word_does_not_skip_rounds_where_there_are_two():
     book = make_book("p0", lease_shape(total_steps=500))
-    book.set_recipients([P1, P2])
+    book.set_recipients([P1, P2], present=2)
     skip = LedgerTotals(rounds=50, processed_twice=0)
     book.handle(Arrived(P1, skip), 1.0)
     book.handle(Arrived(PeerId("p9"), skip), 1.0)  # no neighbour of ours
@@ -323,7 +326,7 @@ def test_one_neighbours_word_is_enough_when_nobody_knows_of_our_rounds_any_more(
         book = make_book("p0", lease_shape(total_steps=500))
         book.handle(Started(), 0.0)
         book.set_heads([P0], 0.0)
-        book.set_recipients([P1, P2])
+        book.set_recipients([P1, P2], present=2)
         book.handle(Arrived(P1, skip), 1.0)
         if hears_of_its_round:
             take(book, 1, offers_s)

@@ -9,17 +9,21 @@ from hypothesis import strategies as st
 from lease_world import lease_shape, sign_as, verify
 
 from swarmd.protocols import wire
+from swarmd.protocols.effects import Send
 from swarmd.protocols.errors import RemoteProtocolError
 from swarmd.protocols.ids import PeerId
 from swarmd.protocols.intervals import EMPTY, IndexSet
 from swarmd.protocols.ledger import ROUNDS_AHEAD_MAX, Ledger
-from swarmd.protocols.ledger_entries import Entry, EntryKey, sign_entry
+from swarmd.protocols.ledger_entries import Entry, EntryKey, sign_entry, what_is_signed
+from swarmd.protocols.ledger_gossip import LedgerGossip, choose_audience
 from swarmd.protocols.messages.ledger import (
     HeldOutScore,
     LedgerDigest,
     LedgerEntry,
+    LedgerHeld,
     LedgerTotals,
     LedgerUpdate,
+    LedgerWanted,
     LostRange,
     SignedEntry,
 )
@@ -119,18 +123,42 @@ def test_ledgers_that_have_compared_are_equal_whatever_each_had(entries, seed):
     rng = random.Random(seed)
     one = put(ledger(), *rng.sample(entries, rng.randint(0, len(entries))))
     other = put(ledger(), *rng.sample(entries, rng.randint(0, len(entries))))
-    to_one, to_other = other.lacking(one.digest()), one.lacking(other.digest())
-    put_signed(one, to_one)
-    put_signed(other, to_other)
+    crossed = compare(one, other)
     assert state(one) == state(other)
-    assert one.lacking(other.digest()) == []
+    assert len(crossed) == len(set(crossed))
+    assert compare(one, other) == []
 
 
-def put_signed(one: Ledger, entries: list[SignedEntry]) -> None:
-    for signed in entries:
-        checked = one.check(signed)
-        if checked is not None:
-            one.put(checked)
+def compare(one: Ledger, other: Ledger) -> list[SignedEntry]:
+    """As two neighbours do it, over the wire. Returns the entries that crossed."""
+    names = (PeerId("one"), PeerId("other"))
+    sides = {
+        name: LedgerGossip(ledger, name, 1)
+        for name, ledger in zip(names, (one, other), strict=True)
+    }
+    for name in names:
+        sides[name].set_audience(choose_audience(name, names, (), 1))
+    asked = LedgerDigest(settled=one.settled, rounds=one.digest().rounds)
+    waiting = [(names[0], Send(names[1], asked))]
+    crossed = []
+    while waiting:
+        sender, sent = waiting.pop(0)
+        side, message = sides[sent.peer], wire.decode(wire.encode(sent.message))
+        match message:
+            case LedgerDigest():
+                effects = side.on_digest(sender, message)
+            case LedgerHeld():
+                effects = side.on_held(sender, message)
+            case LedgerWanted():
+                effects = side.on_wanted(sender, message)
+            case LedgerTotals():
+                effects = side.on_totals(sender, message)
+            case LedgerUpdate():
+                crossed += message.entries
+                side.on_update(sender, message)
+                effects = []
+        waiting += [(sent.peer, effect) for effect in effects if isinstance(effect, Send)]
+    return crossed
 
 
 def test_an_index_done_by_two_counts_once_and_as_twice_worked_on():
@@ -182,7 +210,6 @@ def test_the_smaller_key_scores_a_held_out_micro_batch():
 def _altered(**changes) -> SignedEntry:
     """An entry with values that only a liar or a stranger would send, rightly signed by p1."""
     values = {
-        "run_id": SHAPE.run_id,
         "peer": "p1",
         "incarnation": 1,
         "version": 1,
@@ -191,13 +218,12 @@ def _altered(**changes) -> SignedEntry:
         "done": b"\0",
     }
     body = wire.encode(LedgerEntry(**{**values, **changes}))
-    return SignedEntry(body=body, signature=sign_as("p1")(body))
+    return SignedEntry(body=body, signature=sign_as("p1")(what_is_signed(body, SHAPE)))
 
 
 @pytest.mark.parametrize(
     ("changes", "code"),
     [
-        ({"run_id": "cd" * 32}, "wrong_run"),
         ({"round": SHAPE.rounds}, "wrong_round"),
         ({"peer": "p2"}, "bad_signature"),
         ({"peer": ""}, "wrong_round"),
@@ -270,7 +296,7 @@ def test_rounds_long_settled_are_kept_in_sum_only():
 def test_a_newcomer_that_adopts_the_sums_and_compares_knows_as_much():
     old, new = _worked(30, LONG), ledger(LONG)
     assert new.adopt(wire.decode(wire.encode(old.totals())))
-    put_signed(new, old.lacking(new.digest()))
+    compare(new, old)
     assert new.settled == old.settled
     assert new.contributions() == old.contributions()
     assert new.digest() == old.digest()
@@ -330,7 +356,7 @@ def test_a_billion_sequences_fit_in_a_few_kilobytes():
     heads, end = 50, shape.micro_batches_of_round(0)
     assert shape.rounds * end * shape.micro_batch_samples == 10**9
     one = _worked(12, shape, heads)
-    entries = one.lacking(LedgerDigest(settled=0))
+    entries = one.signed_entries()
     update = wire.encode(LedgerUpdate(entries=tuple(entries[:heads])))
     assert len(update) / heads < 400
     assert len(wire.encode(one.totals())) / heads < 100
