@@ -127,7 +127,8 @@ class LedgerGossip:
         self.audience = Audience()
         self.is_urgent = False
         """Others wait for what we owe: it concerns everybody, or is on its way to others."""
-        self._last_compared: PeerId | None = None
+        self._last_compared = own
+        """Turns begin behind us, so that not all of a swarm begin with the same peer."""
         self._compared = 0
         self._offers: dict[PeerId, LedgerTotals] = {}
 
@@ -180,8 +181,7 @@ class LedgerGossip:
         peers = self.recipients
         if not peers:
             return []
-        last = self._last_compared
-        later = [peer for peer in peers if last is not None and peer > last]
+        later = [peer for peer in peers if peer > self._last_compared]
         self._last_compared = (later or peers)[0]
         self._compared += 1
         whole = not self.audience.is_large or self._compared % WHOLE_EVERY == 0
