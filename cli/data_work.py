@@ -10,8 +10,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from swarmd.data.documents import DataMissing
 from swarmd.data.packing import aside, put_in_place, reporting_store_errors
 from swarmd.data.sources import parse_source
+from swarmd.data.token_folder import Index
 from swarmd.data.token_writing import Progress, Recipe, write_tokens
 from swarmd.data.tokeniser import tokeniser_of
 from swarmd.data.tokeniser_training import VOCAB_MIN, Trained, train_tokeniser
@@ -44,6 +46,8 @@ def tokenize(
         folder.parent.mkdir(parents=True, exist_ok=True)
         with aside(folder.parent) as made:
             index = write_tokens(found, chosen, made, recipe, tell)
+            if not index.train_tokens:
+                raise _nothing_left(source, index, recipe)
             os.chmod(made, 0o755)
             put_in_place(made, folder)
     return {
@@ -83,6 +87,16 @@ def train(source: str, file: Path, vocab_size: int, text_bytes_max: int) -> dict
         "documents": trained.documents,
         "text_bytes": trained.text_bytes,
     }
+
+
+def _nothing_left(source: str, index: Index, recipe: Recipe) -> DataMissing:
+    return DataMissing(
+        f"{source} is too small: its {index.documents} documents are {index.held_out_tokens} "
+        "tokens, all of them held out, and none is left to train on",
+        path=source,
+        hint=f"give more text, or hold out fewer than {recipe.held_out_tokens_min} tokens "
+        "(--held-out-tokens)",
+    )
 
 
 def _exists(path: Path) -> UserError:

@@ -66,9 +66,11 @@ class Checkpoint:
     def state_file(self) -> Path:
         return self.folder / STATE
 
-    def check(self) -> None:
-        """Read everything. Raises Corrupt or StoreError, naming the file."""
+    def check(self, only: str | None = None) -> None:
+        """Read everything, or one file. Raises Corrupt or StoreError, naming the file."""
         for file in self.files:
+            if only not in (None, file.name):
+                continue
             path = self.folder / file.name
             size, digest = size_and_hash(path)
             if size != file.bytes:
@@ -193,6 +195,21 @@ class CheckpointFolder:
                 continue
             sound.append(checkpoint)
         return sound, unusable
+
+    def newest_ledger(self) -> Checkpoint | None:
+        """The last one written whose ledger is sound; states may be large and are not read.
+
+        Raises StoreError if the folder itself cannot be read.
+        """
+        for name in reversed(self._names(None)):
+            try:
+                checkpoint = read_checkpoint(self.path / name)
+                checkpoint.check(LEDGER)
+            except StoreError:
+                continue
+            if checkpoint.run_id == self.run_id:
+                return checkpoint
+        return None
 
     def _names(self, stage: int | None) -> list[str]:
         """Oldest first. Of all stages: in the order in which they were written."""

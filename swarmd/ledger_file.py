@@ -1,5 +1,7 @@
 """A ledger on paper: the run and every signed entry, so that anybody can prove it again, offline.
 
+It is in a file that `data ledger` wrote, or beside the state in a checkpoint.
+
 A file is the msgpack of {format, run, messages}: the run's canonical description, and the messages
 in which a peer would tell its ledger. Reading one trusts nothing in it: entries must be of that
 run, within its bounds, and signed by whom they speak of (peer ids contain the keys). Rounds that
@@ -8,13 +10,16 @@ the writer held in sum only are sums here, too, and carry no signature; `base` s
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import msgpack
 
+from swarmd.checkpoints import LEDGER, CheckpointFolder
 from swarmd.errors import UserError
+from swarmd.home import Home
 from swarmd.identity import verify
 from swarmd.protocols import wire
 from swarmd.protocols.errors import ProtocolError
@@ -24,6 +29,7 @@ from swarmd.protocols.ledger_gossip import LedgerGossip
 from swarmd.protocols.messages import Message
 from swarmd.protocols.messages.ledger import LedgerTotals, LedgerUpdate
 from swarmd.run_config import InvalidRun, RunConfig, run_from_canonical
+from swarmd.run_source import resolve_run
 
 FORMAT = "swarmd.ledger/1"
 NOBODY = PeerId("")
@@ -56,21 +62,57 @@ def dump_ledger(run_body: bytes, saved: Sequence[Message]) -> bytes:
 
 def read_ledger(path: Path) -> LedgerFile:
     """Raises UserError (exit 1) for a file that cannot be read or does not prove what it says."""
-    try:
+    with _proving(path):
         plain = msgpack.unpackb(path.read_bytes())
         if plain["format"] != FORMAT:
-            raise _unproved(path, f"is of the format {plain['format']!r}")
+            raise ValueError(f"it is of the format {plain['format']!r}")
         run = run_from_canonical(plain["run"])
-        ledger = Ledger(run.shape, verify)
-        gossip = LedgerGossip(ledger, NOBODY, 0)
-        gossip.restore([_told(body) for body in plain["messages"]], run.shape.rounds)
+        return LedgerFile(run, _proved(run, plain["messages"]))
+
+
+def saved_ledger(home: Home, name: str) -> LedgerFile:
+    """What this home's last checkpoint of a run says had been done, proved like any file.
+
+    Raises UserError: 2 for a run that this home does not know, 1 if nothing is saved of it or what
+    is does not hold.
+    """
+    source = resolve_run(home, name)
+    if source.config is None:
+        raise UserError(
+            f"this home does not know the run {name!r}",
+            code="unknown_run",
+            exit_code=2,
+            hint="`swarmd run ls` lists the runs of this home",
+        )
+    checkpoint = CheckpointFolder(home.checkpoints, source.config.run_id).newest_ledger()
+    if checkpoint is None:
+        raise UserError(
+            f"this home has saved nothing of the run {source.config.name!r}",
+            code="ledger_unproved",
+            exit_code=1,
+            hint="a peer of a stage saves its ledger whenever a round begins",
+        )
+    with _proving(checkpoint.folder / LEDGER):
+        return LedgerFile(source.config, _proved(source.config, checkpoint.ledger()))
+
+
+def _proved(run: RunConfig, messages: Iterable[bytes]) -> Ledger:
+    ledger = Ledger(run.shape, verify)
+    gossip = LedgerGossip(ledger, NOBODY, 0)
+    gossip.restore([_told(body) for body in messages], run.shape.rounds)
+    return ledger
+
+
+@contextmanager
+def _proving(path: Path) -> Iterator[None]:
+    try:
+        yield
     except OSError as error:
         raise _unproved(path, error.strerror or str(error)) from None
     except (ValueError, KeyError, TypeError, msgpack.UnpackException) as error:
         raise _unproved(path, f"is no ledger: {error}") from None
     except (InvalidRun, ProtocolError) as error:
         raise _unproved(path, f"does not hold: {error}") from None
-    return LedgerFile(run, ledger)
 
 
 def _told(body: bytes) -> LedgerTotals | LedgerUpdate:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from swarmd.cli.framework import Session, command, option
+from swarmd.cli.ledgers import FROM_FILE, OF_RUN, ledger_on_disk
+
+if TYPE_CHECKING:
+    from swarmd.ledger_file import LedgerFile
 
 
 @command(section="Looking")
-@option("--ledger", "file", metavar="FILE", help="Of a file (`data ledger`), without a daemon.")
-def contributions(session: Session, file: str | None) -> None:
+@option("--ledger", "file", metavar="FILE", help=FROM_FILE)
+@option("--run", metavar="RUN", help=OF_RUN)
+def contributions(session: Session, file: str | None, run: str | None) -> None:
     """Counted work by peer, as this peer's ledger has it.
 
     MICRO-BATCHES, TOKENS: of a head (a peer of the first stage), those it led and that were done;
@@ -20,7 +24,8 @@ def contributions(session: Session, file: str | None) -> None:
     there. Every member shows the same, after at most one round. A run of one stage has no
     neighbours, so no receipts.
     """
-    found = session.ask("contributions") if file is None else _contributions_of(Path(file))
+    on_disk = ledger_on_disk(session, file, run)
+    found = session.ask("contributions") if on_disk is None else _contributions_of(on_disk)
     if session.is_json:
         session.printer.object(found)
         return
@@ -48,9 +53,8 @@ def contributions(session: Session, file: str | None) -> None:
     session.printer.line(f"as of round {told.as_of_round}")
 
 
-def _contributions_of(path: Path) -> dict[str, Any]:
+def _contributions_of(found: LedgerFile) -> dict[str, Any]:
     from swarmd.json_record import render
-    from swarmd.ledger_file import read_ledger
     from swarmd.ledger_shown import contributions_shown
 
-    return render(contributions_shown(read_ledger(path).ledger, {}))
+    return render(contributions_shown(found.ledger, {}))

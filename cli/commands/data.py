@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from swarmd.cli.framework import Parsed, Session, argument, group, option
+from swarmd.cli.ledgers import FROM_FILE, OF_RUN, ledger_on_disk
 from swarmd.units import parse_size
+
+if TYPE_CHECKING:
+    from swarmd.ledger_file import LedgerFile
 
 
 @group(section="Looking")
@@ -15,13 +19,15 @@ def data(session: Session) -> None:
 
 
 @data.subcommand()
-@option("--ledger", "file", metavar="FILE", help="Prove it from a file, without a daemon.")
-def audit(session: Session, file: str | None) -> int:
+@option("--ledger", "file", metavar="FILE", help=FROM_FILE)
+@option("--run", metavar="RUN", help=OF_RUN)
+def audit(session: Session, file: str | None, run: str | None) -> int:
     """Prove from this peer's ledger that no sample is missing or counted twice. 1 if not.
 
-    With a file, every signature in it is checked first.
+    From a file or a checkpoint, every signature in it is checked first.
     """
-    found = session.ask("audit") if file is None else _audit_of(Path(file))
+    on_disk = ledger_on_disk(session, file, run)
+    found = session.ask("audit") if on_disk is None else _audit_of(on_disk)
     if session.is_json:
         session.printer.object(found)
         return 0 if found.get("clean") else 1
@@ -62,13 +68,11 @@ def ledger(session: Session, file: str) -> None:
     )
 
 
-def _audit_of(path: Path) -> dict[str, Any]:
+def _audit_of(found: LedgerFile) -> dict[str, Any]:
     from swarmd.json_record import render
-    from swarmd.ledger_file import read_ledger
     from swarmd.ledger_shown import audit_shown
     from swarmd.protocols.audit import audit as proof
 
-    found = read_ledger(path)
     return render(audit_shown(proof(found.ledger, found.open_leases)))
 
 

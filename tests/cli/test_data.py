@@ -7,13 +7,17 @@ from pathlib import Path
 from command_line import swarmd
 from corpus_helpers import data_run, write_texts
 
+from swarmd.checkpoints import LEDGER, CheckpointFolder
 from swarmd.home import Home
+from swarmd.home_files import remember_run
 from swarmd.identity import load_or_create, verify
 from swarmd.ledger_file import dump_ledger
+from swarmd.protocols import wire
 from swarmd.protocols.effects import Started
 from swarmd.protocols.ids import PeerId
 from swarmd.protocols.lease_limits import local
 from swarmd.protocols.leases import LeaseBook
+from swarmd.run_config import RunConfig
 
 RUN_FILE = """\
 [run]
@@ -73,8 +77,47 @@ def test_a_failed_tokenize_leaves_nothing(home: Home, tmp_path: Path) -> None:
     assert list(place.iterdir()) == []
 
 
-def test_a_ledger_on_paper_is_proved_without_a_daemon(home: Home, tmp_path: Path) -> None:
+def test_a_source_of_which_nothing_is_left_to_train_on_is_refused(
+    home: Home, tmp_path: Path
+) -> None:
+    (tmp_path / "in.txt").write_text("all of it is held out")
+    folder = tmp_path / "tokens"
+    refused = swarmd("data", "tokenize", f"text:{tmp_path}/in.txt", str(folder), home=home)
+    assert refused.code == 78
+    assert "none is left to train on" in refused.err
+    assert "--held-out-tokens" in refused.err
+    assert not folder.exists()
+
+
+def test_the_ledger_of_a_run_is_proved_from_its_last_checkpoint(home: Home, tmp_path: Path) -> None:
     home.create()
+    head, run, book = done_by_one(home)
+    missing = swarmd("data", "audit", "--run", run.run_id[:12], home=home)
+    assert missing.code == 2
+    remember_run(home, run, (), used_at="2026-01-01T00:00:00Z")
+    nothing = swarmd("data", "audit", "--run", run.run_id[:12], home=home)
+    assert nothing.code == 1
+    assert "has saved nothing" in nothing.err
+    folder, state = CheckpointFolder(home.checkpoints, run.run_id), tmp_path / "state"
+    bodies = [wire.encode(message) for message in book.save()]
+    for number, ledger in ((0, bodies[:1]), (1, bodies)):
+        state.write_bytes(b"weights")
+        folder.keep(state, stage=0, round_number=number, step=number, ledger=ledger)
+    proved = swarmd("data", "audit", "--run", run.run_id[:12], "--json", home=home)
+    assert proved.code == 0
+    assert (proved.object["samples_completed"], proved.object["clean"]) == (40, True)
+    shown = swarmd("contributions", "--run", run.name, "--json", home=home).object
+    assert [(peer["id"], peer["tokens"]) for peer in shown["peers"]] == [(head, 40 * 16)]
+    newest = folder.find()[0][0].folder / LEDGER
+    newest.write_bytes(newest.read_bytes()[:-1])  # spoilt: the one before is taken
+    earlier = swarmd("data", "audit", "--run", run.run_id[:12], "--json", home=home)
+    assert earlier.object["samples_completed"] == 0
+    both = swarmd("data", "audit", "--run", run.name, "--ledger", str(newest), home=home)
+    assert both.code == 2
+
+
+def done_by_one(home: Home) -> tuple[PeerId, RunConfig, LeaseBook]:
+    """A lone head has done twenty micro-batches."""
     identity, run = load_or_create(home), data_run("builtin:python")
     head = PeerId(identity.peer_id)
     book = LeaseBook(head, 1, run.shape, local(), sign=identity.sign, verify=verify)
@@ -84,6 +127,12 @@ def test_a_ledger_on_paper_is_proved_without_a_daemon(home: Home, tmp_path: Path
         micro_batch, _ = book.next_lease(0.0)
         assert micro_batch is not None
         book.done(micro_batch, 2.0, 2, 0.0)
+    return head, run, book
+
+
+def test_a_ledger_on_paper_is_proved_without_a_daemon(home: Home, tmp_path: Path) -> None:
+    home.create()
+    head, run, book = done_by_one(home)
     file = tmp_path / "ledger"
     file.write_bytes(dump_ledger(run.canonical(), book.save()))
     proved = swarmd("data", "audit", "--ledger", str(file), "--json", home=home)
