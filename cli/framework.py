@@ -89,13 +89,20 @@ class Session:
         every_s: float | None = None,
         silence_s: float | None = None,
     ) -> Iterator[dict[str, Any]]:
-        """Items of the daemon, until it ends."""
-        from swarmd.local_api.client import Client
+        """Items of the daemon, until it ends. silence_s: where `--timeout` is not given; None waits
+        for the next item for ever."""
+        from swarmd.local_api.client import Client, DaemonSilent
 
         client = Client(self.home, timeout_s=self.options.timeout_s or STATUS_REPLY_S)
-        for item in client.stream(request, args, every_s=every_s, silence_s=silence_s):
-            self.compare_versions(client.daemon_version)
-            yield item
+        wait_s = self.options.timeout_s if silence_s is None else silence_s
+        try:
+            for item in client.stream(request, args, every_s=every_s, silence_s=wait_s):
+                self.compare_versions(client.daemon_version)
+                yield item
+        except DaemonSilent as error:
+            if self.options.timeout_s is not None:
+                error.exit_code, error.code = 124, "timed_out"
+            raise
 
     def compare_versions(self, daemon_version: str | None) -> None:
         from swarmd import __version__

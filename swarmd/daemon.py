@@ -81,6 +81,7 @@ def run_daemon(request: JoinRequest) -> int:
 
     Raises UserError for what is wrong before anything runs (busy home, bad key ...).
     """
+    os.umask(0o077)  # whatever is written below the home, by whomever, is the user's alone
     request.home.create()
     started_at = utc()
     try:

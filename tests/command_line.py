@@ -27,6 +27,14 @@ from swarmd.home_lock import acquire_lock
 from swarmd.json_record import utc
 from swarmd.local_api.server import Answer, Emit, Handlers, serve
 
+NEEDS_DAEMON = [
+    "status", "peers", "peers ping x", "peers forget x", "plan", "contributions", "data audit",
+    "data ledger x", "metrics", "events -f", "wait --for joined", "leave", "drain", "finish",
+    "pause", "resume", "cordon", "uncordon", "pin 1", "unpin", "run link", "debug inject oom",
+    "debug dump",
+]  # fmt: skip
+"""Every command line that has to ask a daemon."""
+
 UTF8 = {"LANG": "en_US.UTF-8"}
 
 

@@ -10,18 +10,13 @@ from pathlib import Path
 
 import click
 import pytest
-from command_line import swarmd
+from command_line import NEEDS_DAEMON, swarmd
 
 from swarmd.cli.framework import Group
 from swarmd.cli.main import root
 from swarmd.cli.output import OutputClosed
 from swarmd.home import Home
 
-NEEDS_DAEMON = [
-    "status", "peers", "peers ping x", "plan", "metrics", "events -f", "wait --for joined",
-    "leave", "drain", "finish", "pause", "resume", "cordon", "uncordon", "pin 1", "unpin",
-    "run link", "debug inject oom", "debug dump",
-]  # fmt: skip
 READING = [
     "--help", "status", "status --json", "peers", "plan", "metrics", "events", "logs",
     "wait --for joined", "config show", "config validate", "identity show", "run ls", "run show",
