@@ -7,7 +7,7 @@ neither torch nor libp2p nor trio, so that they answer in a fraction of a second
 from __future__ import annotations
 
 import importlib
-import pkgutil
+import os
 import signal
 import sys
 from typing import Any, NoReturn
@@ -23,8 +23,9 @@ class Root(Group):
     """Every file in cli/commands is a command."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        found = [item.name for item in pkgutil.iter_modules(commands.__path__)]
-        return sorted(name.replace("_", "-") for name in found)
+        files = (name for folder in commands.__path__ for name in os.listdir(folder))
+        stems = (name.removesuffix(".py") for name in files if name.endswith(".py"))
+        return sorted(stem.replace("_", "-") for stem in stems if not stem.startswith("_"))
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in self.list_commands(ctx):

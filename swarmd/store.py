@@ -10,7 +10,6 @@ import contextlib
 import errno
 import json
 import os
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -40,6 +39,8 @@ def writing(path: Path, *, mode: int = 0o600) -> Iterator[BinaryIO]:
 
     The block may write; readers see the old content until the rename. Raises StoreError.
     """
+    import tempfile  # slow to load, and reading commands write nothing
+
     try:
         descriptor, aside_name = tempfile.mkstemp(
             prefix=f".{path.name[:100]}.", suffix=".part", dir=path.parent

@@ -17,7 +17,6 @@ from typing import Any
 from swarmd import __version__
 from swarmd.errors import UserError
 from swarmd.home import Home
-from swarmd.home_files import read_last_exit
 from swarmd.home_lock import holder_of
 from swarmd.local_api.protocol import REPLY_BYTES_MAX
 from swarmd.local_api.socket_path import short_path
@@ -35,6 +34,8 @@ class NoDaemon(UserError):
     def __init__(self, home: Home, *, was_there: bool = False) -> None:
         self.was_there = was_there
         """It took our request, and ended before it answered."""
+        from swarmd.home_files import read_last_exit  # slow to load, and only needed here
+
         last = read_last_exit(home)
         super().__init__(
             "no daemon runs for this home",

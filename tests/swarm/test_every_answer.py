@@ -6,9 +6,12 @@ One observer on loopback: no torch, so it costs seconds. Every object is checked
 from __future__ import annotations
 
 import base64
+import json
 import os
 import signal
 import stat
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -29,6 +32,9 @@ ANSWERED = [
     "paths", "ps", "version", "debug dump", "debug inject --list", "cordon", "uncordon", "pause",
     "resume", "bugreport",
 ]  # fmt: skip
+
+LOOKING = ["status", "peers", "plan", "contributions", "metrics", "events", "logs"]
+HEAVY = ["torch", "numpy", "libp2p", "trio", "rich", "multiaddr", "starlette", "hypercorn"]
 
 
 @pytest.fixture(scope="module")
@@ -99,3 +105,17 @@ def test_no_secret_is_in_arguments_files_or_answers_and_files_are_the_users_alon
 def _is_ours(path: Path) -> bool:
     """Written by the test's own harness."""
     return path.name == "output.log"
+
+
+def test_looking_at_a_running_peer_loads_nothing_heavy(home: Home) -> None:
+    """Its speed is in docs/lab.md; this is why it is fast."""
+    script = (
+        "import json, sys\n"
+        "from swarmd.cli.main import run\n"
+        f"codes = [run(['--home', {str(home.root)!r}, *line.split()]) for line in {LOOKING!r}]\n"
+        f"print(json.dumps([codes, [name for name in {HEAVY!r} if name in sys.modules]]))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert json.loads(done.stdout.splitlines()[-1]) == [[0] * len(LOOKING), []]
