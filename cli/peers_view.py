@@ -74,6 +74,8 @@ def _cell(column: _Column, row: PeerRow, names: dict[str, str]) -> str:
 def _state(row: PeerRow) -> str:
     if row.liveness != "alive":
         return row.liveness or f.UNKNOWN
+    if row.reason_code == "stalled":
+        return "stalled"
     return "observer" if row.observer else row.state or f.UNKNOWN
 
 

@@ -78,7 +78,7 @@ class Callee:
         return True
 
     def _why_never(self, message: Forward) -> str | None:
-        if message.ref.round < self._table.round - 1:
+        if self._table.is_too_late(message.ref.id):
             return "late"
         if message.deadline_s <= 0:
             return "expired"

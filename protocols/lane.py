@@ -6,8 +6,10 @@ arrives meanwhile can still go first; steps and forgets ride along. Each step is
 job whose gradient it must not contain (step_clock.py).
 
 A gradient enters this peer's sums at most once for each micro-batch, whoever brings it and however
-often: the lane remembers what was counted in this round and the one before. What is older is not
-counted at all, so nothing stale by more than a round enters.
+often: the lane remembers what was counted for as long as a round may stay open behind the others. A
+micro-batch that came here before the round that ended last is not counted: its gradient belongs to
+weights that are gone. One of an old round that begins anew is computed with what holds now, and
+counts into the present step.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from dataclasses import dataclass
 from swarmd.protocols.effects import Compute, Effect, Release
 from swarmd.protocols.ids import MicroBatchId
 from swarmd.protocols.jobs import Backward, Forget, Forward, Job, Step
+from swarmd.protocols.limits import ROUNDS_OPEN_MAX
 from swarmd.protocols.passage import Passage, Phase
 from swarmd.protocols.pipeline_shape import PipelineShape
 from swarmd.protocols.pipeline_statistics import Counters
@@ -62,8 +65,8 @@ class Lane:
         """Given before the worker died; some may still come back, from it or from the next one."""
         self._counted: dict[int, set[int]] = {}
         """Round to the indexes of what was counted here."""
-        self._oldest_round = 0
-        """The first round that is remembered."""
+        self._ended_round = 0
+        """The last one that has ended here."""
 
     # ------------------------------------------------------------------------------------- queue
 
@@ -134,7 +137,7 @@ class Lane:
             for passage in self._backwards
             if not self.is_held
             or not self.clock.must_step_before(passage.tag)
-            or not self._may_count(passage.micro_batch)
+            or not self._may_count(passage)
         ]
         return min(able, key=lambda passage: (passage.tag, passage.serial), default=None)
 
@@ -187,7 +190,7 @@ class Lane:
 
     def _count(self, passage: Passage) -> int | None:
         """The step it counts into, taking the one before if it is time; None: into none."""
-        if not self._may_count(passage.micro_batch):
+        if not self._may_count(passage):
             self._counters.not_counted += 1
             return None
         self._step(self.clock.before(passage.tag))
@@ -202,8 +205,9 @@ class Lane:
             micro_batch.round, ()
         )
 
-    def _may_count(self, micro_batch: MicroBatchId) -> bool:
-        return micro_batch.round >= self._oldest_round and not self.is_counted(micro_batch)
+    def _may_count(self, passage: Passage) -> bool:
+        is_fresh = passage.born_round >= self._ended_round
+        return is_fresh and not self.is_counted(passage.micro_batch)
 
     def _step(self, step: int | None) -> None:
         if step is not None:
@@ -232,12 +236,13 @@ class Lane:
         self.clock.revoked(entry.counts_into)
 
     def end_round(self, round_number: int) -> None:
-        """Its last step, if anything is pending. Of those before, nothing counts any more."""
+        """Its last step, if anything is pending. What came before it counts no more."""
         step = self.clock.finish(self._shape.first_step_of(round_number + 1))
         if self.is_ready:
             self._step(step)
-        self._oldest_round = round_number
-        self._counted = {r: done for r, done in self._counted.items() if r >= round_number}
+        self._ended_round = round_number
+        oldest = round_number - ROUNDS_OPEN_MAX
+        self._counted = {r: done for r, done in self._counted.items() if r > oldest}
 
     def lost(self) -> None:
         """The worker died, and with it the graphs and the sums."""

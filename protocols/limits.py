@@ -51,3 +51,6 @@ EFFECTS_PER_EVENT_MAX = 4_096
 
 assert CHUNK_BYTES <= CHUNK_BYTES_MAX <= PAYLOAD_BYTES_MAX
 assert CONTROL_MESSAGE_BYTES_MAX <= 4 * MIB
+ROUNDS_OPEN_MAX = 16
+"""Rounds of which some micro-batch has not ended. So far behind the others one may still begin, and
+so long a peer remembers what it has counted."""

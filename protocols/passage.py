@@ -95,6 +95,8 @@ class Passage:
     samples: int
     tokens: int
     deadline_s: float
+    born_round: int
+    """Whose inner phase was on here when it came: what it is computed with is not older."""
     phase: Phase = Phase.QUEUED
     input: BufferRef | None = None
     gradient: BufferRef | None = None

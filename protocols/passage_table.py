@@ -18,6 +18,7 @@ from swarmd.protocols.hop import Hop
 from swarmd.protocols.ids import MicroBatchId, PeerId
 from swarmd.protocols.jobs import BufferRef
 from swarmd.protocols.lane import Lane
+from swarmd.protocols.limits import ROUNDS_OPEN_MAX
 from swarmd.protocols.messages.pipeline import Gradient, MicroBatchRef, Refused
 from swarmd.protocols.passage import Passage
 from swarmd.protocols.pipeline_shape import PipelineLimits, PipelineShape, micro_batch_ref
@@ -93,6 +94,7 @@ class PassageTable:
             samples=samples,
             tokens=samples * self.shape.run.sequence_tokens,
             deadline_s=deadline_s,
+            born_round=max(self.round, micro_batch.round),
             input=payload,
         )
         self._next_serial += 1
@@ -104,6 +106,10 @@ class PassageTable:
             self.announced_round = announced
             self.is_round_news = True
             self.lane.is_held = True
+
+    def is_too_late(self, micro_batch: MicroBatchId) -> bool:
+        """Its round is so long over that nobody remembers what was counted of it."""
+        return micro_batch.round < self.round - ROUNDS_OPEN_MAX
 
     # ---------------------------------------------------------------------------------------- out
 

@@ -19,7 +19,7 @@ from collections import Counter
 from swarmd.protocols import effects as fx
 from swarmd.protocols.coverage import Coverage, coverage_of
 from swarmd.protocols.ending import GOODBYE_S, Ending
-from swarmd.protocols.errors import LocalProtocolError, RemoteProtocolError
+from swarmd.protocols.errors import RemoteProtocolError
 from swarmd.protocols.explain import choose_reason
 from swarmd.protocols.greeting import Greeting
 from swarmd.protocols.ids import PeerId
@@ -29,13 +29,14 @@ from swarmd.protocols.membership import Membership
 from swarmd.protocols.messages import control, gossip, is_of, ledger, mixing
 from swarmd.protocols.messages import pipeline as pipeline_messages
 from swarmd.protocols.messages import state as state_messages
+from swarmd.protocols.operator_words import obey
 from swarmd.protocols.pauses import Pauses
 from swarmd.protocols.peer_setup import PeerSetup
 from swarmd.protocols.reasons import Reason, SecondsByReason
 from swarmd.protocols.roster import RosterView
 from swarmd.protocols.situation import situation_of
 from swarmd.protocols.stage_work import StageWork
-from swarmd.protocols.stall_watch import StallWatch
+from swarmd.protocols.standstill import Standstill
 from swarmd.protocols.traffic import Traffic
 
 REVIEW = "peer/review"
@@ -73,8 +74,7 @@ class PeerMachine:
         """Entry addresses that do not answer, with why."""
         self.failed: Reason | None = None
         self.pauses = Pauses()
-        self.stall = StallWatch(setup.stall_after_s, now_s)
-        self.stalled_since_s: float | None = None
+        self.standstill = Standstill(self.peer, setup.stall_after_s, now_s)
         self.was_with_others = False
         self.missing_since_s: float | None = None
         self.alone_since_s: float | None = None
@@ -122,7 +122,7 @@ class PeerMachine:
             case fx.LoopLag():
                 return self.membership.handle(event, now_s) + self.work.handle(event, now_s)
             case fx.Command():
-                return self._command(event, now_s)
+                return obey(self, event, now_s)
         return self.work.handle(event, now_s)
 
     def _started(self, now_s: float) -> list[fx.Effect]:
@@ -201,7 +201,7 @@ class PeerMachine:
         effects += self.work.open_rounds(now_s)
         if self.pauses.current is not None:
             effects += self.work.rest()
-        elif self.may_train and not self.ending.takes_no_work:
+        elif self.may_train and not self.ending.takes_no_work and not self._is_wedged:
             effects += self.work.lead(now_s)
         effects += self._end(now_s)
         fields = self.work.take_fields()
@@ -255,20 +255,27 @@ class PeerMachine:
         effects = self.greeting.review(now_s)
         effects += self.work.review(view, self.coverage, linked, self.has_begun, now_s)
         if self.pauses.is_over(now_s):
-            effects += self._set_draining(self._takes_no_work, now_s)
-        self._mind_progress(now_s)
+            effects += self.set_draining(self.takes_no_work, now_s)
+        effects += self._mind_progress(view, now_s)
         return effects + self.membership.update_own(now_s, **self.work.progress(now_s))
 
-    def _mind_progress(self, now_s: float) -> None:
-        stands_still = self._takes_no_work
+    def _mind_progress(self, view: RosterView, now_s: float) -> list[fx.Effect]:
+        """Who alone stands still keeps no work from the others."""
+        was_alone = self.standstill.is_ours_alone
         settled, counted = self.leases.ledger.settled, self.membership.record.micro_batches
         ended = len(self.leases.ledger.ended(settled)) if settled < self.shape.rounds else 0
-        self.stalled_since_s = self.stall.look(
+        self.standstill.look(
+            view,
             (settled, ended, self.coverage.furthest_step, counted, self.work.round),
-            may_move=self.has_begun and not self.leases.is_complete and not stands_still,
+            may_move=self.has_begun and not self.leases.is_complete and not self.takes_no_work,
+            is_covered=not self.coverage.missing,
+            rounds_done=settled,
             round_s=self.work.round_median_s,
             now_s=now_s,
         )
+        if self.standstill.is_ours_alone and not was_alone:
+            self.leases.give_back_all(now_s)
+        return self.leases.take_effects()
 
     def rejected_of(self, peer: PeerId) -> dict[str, int]:
         """What was refused of this peer, by code: its messages, its work, its news of others."""
@@ -277,6 +284,12 @@ class PeerMachine:
             if who == peer:
                 found[code] += count
         return {code: found[code] for code in sorted(found)}
+
+    @property
+    def _is_wedged(self) -> bool:
+        """Our worker has work, and nothing of it ends while others get on. As a head we would only
+        keep micro-batches from them; whatever ends shows that it works again."""
+        return self.standstill.is_ours_alone and self.work.is_computing
 
     @property
     def may_train(self) -> bool:
@@ -300,45 +313,11 @@ class PeerMachine:
 
     # ------------------------------------------------------------------------------- the operator
 
-    def _command(self, command: fx.Command, now_s: float) -> list[fx.Effect]:
-        match command.name:
-            case "leave" if command.args.get("now"):
-                return self._say_goodbye(now_s) if self.ending.leave_now(now_s) else []
-            case "drain" | "leave":
-                if not self.ending.drain(now_s, leaves=command.name == "leave"):
-                    return []
-                return [fx.Emit("drain_started", {}), *self._set_draining(True, now_s)]
-            case "finish":
-                self.ending.finishes = self.work.round
-                return []
-            case "pause":
-                self.pauses.say(command.args, now_s)
-                return self._set_draining(True, now_s)
-            case "rule":
-                before = self._takes_no_work
-                self.pauses.obey(command.args, now_s)
-                changed = self._takes_no_work != before
-                return self._set_draining(not before, now_s) if changed else []
-            case "resume":
-                self.pauses.word = None
-                self.ending.resume()
-                return self._set_draining(self._takes_no_work, now_s)
-            case "cordon" | "uncordon":
-                return self.membership.update_own(now_s, cordoned=command.name == "cordon")
-            case "pin" | "unpin":
-                stage = command.args.get("stage")
-                self.work.seat.pin(stage if isinstance(stage, int) else None)
-                return self.membership.update_own(now_s, pinned=command.name == "pin")
-            case "forget":
-                self.membership.forget(PeerId(str(command.args["id"])))
-                return []
-        raise LocalProtocolError("malformed", f"no command {command.name}")
-
     @property
-    def _takes_no_work(self) -> bool:
+    def takes_no_work(self) -> bool:
         return self.pauses.current is not None or self.ending.takes_no_work
 
-    def _set_draining(self, on: bool, now_s: float) -> list[fx.Effect]:
+    def set_draining(self, on: bool, now_s: float) -> list[fx.Effect]:
         effects = self.work.set_draining(on, now_s)
         view, linked = self.membership.view(now_s), frozenset(self.greeting.greeted)
         effects += self.work.review(view, self.coverage, linked, self.has_begun, now_s)
@@ -352,7 +331,7 @@ class PeerMachine:
         effects: list[fx.Effect] = []
         if self.ending.finishes is not None and self._has_finished(self.ending.finishes):
             self.ending.finishes = None
-            effects += self._command(fx.Command("leave"), now_s)
+            effects += obey(self, fx.Command("leave"), now_s)
         if self._is_complete(now_s) and self.ending.complete(now_s):
             effects += self.membership.update_own(now_s, round=self.shape.rounds)
         begun = self.ending.advance(
@@ -362,7 +341,7 @@ class PeerMachine:
             stays=self.setup.stays,
         )
         if begun == "leaving":
-            effects += [fx.Emit("drain_ended", {}), *self._say_goodbye(now_s)]
+            effects += [fx.Emit("drain_ended", {}), *self.say_goodbye(now_s)]
         elif begun == "gone":
             effects.append(fx.Emit("peer_ended", {"code": self.ending.code}))
         return effects
@@ -371,7 +350,7 @@ class PeerMachine:
         """Its outer step is in the weights; who holds no stage has nothing to finish."""
         return self.work.round > round_number or not self.work.is_held
 
-    def _say_goodbye(self, now_s: float) -> list[fx.Effect]:
+    def say_goodbye(self, now_s: float) -> list[fx.Effect]:
         return [*self.membership.leave(now_s), fx.SetTimer(REVIEW, GOODBYE_S)]
 
     def _is_complete(self, now_s: float) -> bool:

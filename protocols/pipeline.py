@@ -98,7 +98,7 @@ class Pipeline:
             raise LocalProtocolError("draining", f"{micro_batch} must not begin")
         if self._table.get(None, micro_batch) is not None:
             raise LocalProtocolError("duplicate", f"{micro_batch} is under way")
-        if micro_batch.round < self._table.round - 1:
+        if self._table.is_too_late(micro_batch):
             fields = {"micro_batch": micro_batch, "reason": "late", "text": "its round is over"}
             return [*self._settle(now_s), fx.Emit("pipeline/expired", fields)]
         run = self.shape.run
@@ -176,6 +176,10 @@ class Pipeline:
         for passage in self._table.all():
             self._table.fail(passage, reason)
         return self._settle(now_s)
+
+    @property
+    def is_computing(self) -> bool:
+        return self._table.lane.is_busy
 
     @property
     def is_empty(self) -> bool:

@@ -11,8 +11,8 @@ from collections.abc import Callable
 from statistics import median
 
 from swarmd.protocols.lease_limits import LeaseLimits
+from swarmd.protocols.limits import ROUNDS_OPEN_MAX
 
-ROUNDS_OPEN_MAX = 16
 ROUNDS_REMEMBERED = 10
 
 

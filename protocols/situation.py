@@ -53,7 +53,7 @@ def situation_of(peer: PeerMachine, now_s: float) -> Situation:
         is_observer=peer.setup.is_observer,
         mixing=None if peer.work.rounds is None else peer.work.rounds.reason(now_s),
         waiting=waiting,
-        stalled_since_s=peer.stalled_since_s,
+        stalled_since_s=peer.standstill.since_s,
         stall_text=_stall_text(peer, waiting, now_s),
         round=peer.work.round,
         now_s=now_s,
@@ -87,10 +87,15 @@ def _is_isolated(peer: PeerMachine, now_s: float) -> bool:
 
 
 def _stall_text(peer: PeerMachine, waiting: Waiting | None, now_s: float) -> str:
-    if peer.stalled_since_s is None:
+    since_s = peer.standstill.since_s
+    if since_s is None:
         return ""
+    still_s = now_s - since_s
+    if peer.standstill.is_ours_alone:
+        lacks = "nothing that it was given came to an end" if waiting is None else waiting.text
+        return f"this peer has done nothing for {still_s:.0f} s while others did: {lacks}"
     missing = what_is_missing(peer.coverage, waiting)
-    return f"nothing has moved for {now_s - peer.stalled_since_s:.0f} s: {missing}"
+    return f"nothing has moved for {still_s:.0f} s: {missing}"
 
 
 def _waiting(peer: PeerMachine, now_s: float) -> Waiting | None:

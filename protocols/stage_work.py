@@ -87,6 +87,11 @@ class StageWork:
         return self.seat.stage
 
     @property
+    def is_computing(self) -> bool:
+        """The worker has something to do."""
+        return self.pipeline is not None and self.pipeline.is_computing
+
+    @property
     def is_held(self) -> bool:
         return self.seat.phase == "held" and self.pipeline is not None
 

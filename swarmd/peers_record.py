@@ -43,12 +43,14 @@ class PeerRow:
     score: float | None = None
     rejected: dict[str, int] = field(default_factory=dict)
     contribution: int | None = None
+    contributing: bool | None = None
     address: str | None = None
     protocol: int | None = None
 
 
 @record("peers")
 class Peers(Record):
-    """By peer id. `contribution`: tokens counted. `rejected`: counts by rejection code."""
+    """By peer id. `contribution`: tokens counted. `contributing`: work of it was counted in the
+    last finished round. `rejected`: counts by rejection code."""
 
     peers: list[PeerRow] = field(default_factory=list)

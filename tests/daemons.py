@@ -35,9 +35,10 @@ LIMIT_S = 120.0
 
 
 def run_text(stages: int, peers_min: int, **run: Any) -> str:
-    """A run file: small, on the local time scale."""
-    lines = ["[run]", 'name = "few"', 'preset = "tiny"', 'time_scale = "local"']
-    values = {"stages": stages, "peers_min": peers_min, "total_steps": 2000, **run}
+    """A run file: small; on the local time scale unless told otherwise."""
+    lines = ["[run]", 'name = "few"', 'preset = "tiny"']
+    values = {"time_scale": "local", "stages": stages, "peers_min": peers_min}
+    values |= {"total_steps": 2000, **run}
     lines += [f"{name} = {json.dumps(value)}" for name, value in values.items()]
     return "\n".join([*lines, "", "[test]", "allow_injection = true", ""])
 

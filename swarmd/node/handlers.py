@@ -25,6 +25,7 @@ from swarmd.records import (
     Run,
 )
 from swarmd.run_file import run_document
+from swarmd.run_source import require_stage
 
 if TYPE_CHECKING:
     from swarmd.node.peer_node import PeerNode
@@ -240,7 +241,9 @@ class _Simple(_Answer):
         self._command = command
 
     async def __call__(self, args: Args) -> Any:
-        _machine(self._node)
+        machine, stage = _machine(self._node), args.get("stage")
+        if self._command == "pin" and isinstance(stage, int):
+            require_stage(machine.shape.stages, stage)
         assert self._node.driver is not None
         self._node.driver.put(fx.Command(self._command, dict(args)))
         await trio.sleep(0)

@@ -71,7 +71,7 @@ class MachineParts:
                     stage=stage,
                     peers=[peer.peer for peer in peers],
                     alive=len(peers),
-                    contributing=sum(1 for peer in peers if peer.record.micro_batches > 0),
+                    contributing=sum(machine.standstill.contributes(p.peer) for p in peers),
                 )
                 for stage, peers in enumerate(coverage.active)
             ],
@@ -81,7 +81,7 @@ class MachineParts:
                 alive=len(present),
                 suspect=suspects,
                 active=coverage.active_count,
-                contributing=sum(1 for peer in present if peer.record.micro_batches > 0),
+                contributing=sum(machine.standstill.contributes(p.peer) for p in present),
                 observers=len(coverage.observers),
             ),
             "progress": self._progress(),

@@ -13,11 +13,11 @@ from swarmd.health import BAD, HealthBook
 from swarmd.json_record import utc
 from swarmd.net.transport import LinkStatistics
 from swarmd.node.machine_parts import MachineParts
+from swarmd.node.peers_shown import peers_shown
 from swarmd.node.resources import ResourceMeter
-from swarmd.peers_record import PeerRow, Peers
+from swarmd.peers_record import Peers
 from swarmd.protocols import effects as fx
 from swarmd.protocols.greeting import PROTOCOL_MAX, PROTOCOL_MIN
-from swarmd.protocols.peer import PeerMachine
 from swarmd.protocols.reasons import Reason
 from swarmd.run_link import PeerAddress, RunLink, parse_peer_address
 from swarmd.status import (
@@ -268,43 +268,7 @@ class Reporter:
         machine = self._node.machine
         if machine is None:
             return Peers()
-        now_s = trio.current_time()
-        links = {link.peer: link for link in self._links()}
-        view = machine.membership.view(now_s)
-        return Peers(
-            peers=[
-                self._peer_row(machine, peer, links.get(peer.peer), now_s) for peer in view.peers
-            ]
-        )
-
-    def _peer_row(
-        self, machine: PeerMachine, peer: Any, link: LinkStatistics | None, now_s: float
-    ) -> PeerRow:
-        record, is_self = peer.record, peer.peer == machine.peer
-        rejected = machine.rejected_of(peer.peer)
-        reason = machine.reasons.current
-        return PeerRow(
-            id=peer.peer,
-            name=record.name,
-            incarnation=record.incarnation,
-            self=is_self,
-            state=reason.state if is_self else None,
-            reason_code=reason.code if is_self else None,
-            stage=record.stage,
-            observer=record.stage is None,
-            liveness=str(peer.liveness),
-            last_seen_s=0.0 if is_self else round(max(0.0, now_s - peer.last_heard_s), 3),
-            path=None if link is None else link.path,
-            rtt_ms=None if link is None or link.rtt_s is None else round(1e3 * link.rtt_s, 2),
-            up_bytes_per_s=None if link is None else link.up_bytes_per_s,
-            down_bytes_per_s=None if link is None else link.down_bytes_per_s,
-            tokens_per_s=record.tokens_per_s or None,
-            wire_bytes_sent=None if link is None else link.wire_bytes_sent,
-            wire_bytes_received=None if link is None else link.wire_bytes_received,
-            rejected=rejected,
-            address=record.addresses[0] if record.addresses else None,
-            protocol=record.protocol_max,
-        )
+        return peers_shown(machine, self._links(), trio.current_time())
 
 
 def _kind(device: object) -> Any:

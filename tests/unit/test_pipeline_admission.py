@@ -17,6 +17,7 @@ from swarmd.protocols.errors import LocalProtocolError
 from swarmd.protocols.ids import MicroBatchId, PeerId
 from swarmd.protocols.jobs import Backward, JobFailure, JobResult
 from swarmd.protocols.jobs import Forward as ForwardJob
+from swarmd.protocols.limits import ROUNDS_OPEN_MAX
 from swarmd.protocols.messages import pipeline as wire
 from swarmd.protocols.pipeline_shape import micro_batch_ref
 from swarmd.protocols.routing import Candidate
@@ -185,10 +186,10 @@ def test_later_round_is_busy_until_the_gate_opens() -> None:
     assert bench.out[-1] == fx.Emit("pipeline/first_of_round", {"round": 1})
 
 
-def test_round_before_the_last_is_refused_as_late_without_blame() -> None:
+def test_round_that_nobody_remembers_is_refused_as_late_without_blame() -> None:
     bench = Bench(1)
     bench.machine.set_round_gate(2)
-    bench.do(bench.machine.finish_round(1, 0.0))
+    bench.do(bench.machine.finish_round(ROUNDS_OPEN_MAX, 0.0))
     bench.do(bench.machine.hold(False, 0.0))
     bench.forward(micro_batch=MicroBatchId(0, 0))
     assert bench.sent(wire.Refused)[0].code == "late"

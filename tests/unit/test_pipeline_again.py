@@ -248,6 +248,26 @@ def test_micro_batch_older_than_the_round_before_is_answered_and_not_counted() -
     assert bench.statistics.pending == 0
 
 
+def test_micro_batch_of_an_old_round_that_begins_anew_counts_into_the_present_step() -> None:
+    """Its holder stood still, and meanwhile everybody went on by two rounds."""
+    bench = Bench(1)
+    bench.machine.set_round_gate(2)
+    bench.do(bench.machine.finish_round(1, 0.0))
+    bench.do(bench.machine.hold(False, 0.0))
+    bench.forward()
+    bench.finish_job(ForwardJob, output=bench.slot())
+    bench.gradient(0)
+    (job,) = [job for job in bench.jobs.values() if isinstance(job, Backward)]
+    assert job.accumulate
+    bench.finish_job(Backward, output=bench.slot())
+    assert (bench.statistics.pending, bench.statistics.counters.counted) == (1, 1)
+    bench.forward()
+    bench.finish_job(ForwardJob, output=bench.slot())
+    bench.gradient(1)
+    (job,) = [job for job in bench.jobs.values() if isinstance(job, Backward)]
+    assert not job.accumulate, "once, however old"
+
+
 @pytest.mark.parametrize("fails", [False, True])
 def test_backward_that_nobody_waits_for_leaves_no_graph(fails: bool) -> None:
     bench = Bench(1)

@@ -11,6 +11,7 @@ from pipeline_worker import FAST_LIMITS, run_shape
 from swarmd.protocols import effects as fx
 from swarmd.protocols.errors import LocalProtocolError
 from swarmd.protocols.ids import MicroBatchId
+from swarmd.protocols.limits import ROUNDS_OPEN_MAX
 
 ONE_IN_FLIGHT = replace(FAST_LIMITS, in_flight_max=1)
 
@@ -159,14 +160,14 @@ def test_held_out_micro_batches_are_looked_at_and_never_learned_from() -> None:
 
 
 def test_gate_turns_away_rounds_that_are_not_open_and_late_ones_for_good() -> None:
-    world = World(((0.01,), (0.01,)), run=run_shape(2, rounds=4))
+    world = World(((0.01,), (0.01,)), run=run_shape(2, rounds=20))
     head = world["0a"].machine
     with pytest.raises(LocalProtocolError, match="wrong_round"):
         head.start(MicroBatchId(1, 0), 0.0)
     head.set_round_gate(3)
     head.set_round_gate(1)
-    head.finish_round(2, 0.0)
+    head.finish_round(ROUNDS_OPEN_MAX, 0.0)
     head.hold(False, 0.0)
-    late = head.start(MicroBatchId(1, 0), 0.0)
+    late = head.start(MicroBatchId(0, 0), 0.0)
     assert [effect.fields["reason"] for effect in late if isinstance(effect, fx.Emit)] == ["late"]
     assert head.is_empty
