@@ -383,7 +383,9 @@ class StageWork:
         return self._wire(self.pipeline.drain(on, now_s), now_s)
 
     def rest(self) -> list[fx.Effect]:
-        """While paused: give the device back once nothing is under way."""
+        """While paused: give the device back once nothing is under way; take no stage."""
+        if self.seat.phase in ("none", "choosing"):
+            self.seat.is_away = True
         return self._set_aside.begin() if self.is_held and self.is_empty else []
 
     def _put_away(self, event: fx.Event, now_s: float) -> list[fx.Effect]:

@@ -289,17 +289,15 @@ SETTINGS: tuple[Setting, ...] = (
     ),
     Setting(
         name="only_idle", section="schedule", grammar=ON_OFF, is_switch=True, default=False,
-        is_live=True, is_obeyed=False,
+        is_live=True,
         help="Compute only while nobody uses this machine.",
     ),
     Setting(
         name="hours", section="schedule", grammar=HOURS, is_live=True,
-        is_obeyed=False,
         help="Compute only within these hours of the day, local time.",
     ),
     Setting(
         name="on_battery", section="schedule", grammar=ON_OFF, default=True, is_live=True,
-        is_obeyed=False,
         help="Compute on battery too.",
     ),
     Setting(
@@ -309,7 +307,6 @@ SETTINGS: tuple[Setting, ...] = (
     ),
     Setting(
         name="temp_limit", section="schedule", grammar=_count(1, 150, "C"), is_live=True,
-        is_obeyed=False,
         help="Pause above this temperature of the device.",
     ),
     Setting(

@@ -35,6 +35,7 @@ from swarmd.node.open_transport import open_lan_discovery, open_transport
 from swarmd.node.open_web import open_web
 from swarmd.node.peer_memory import PeerMemory
 from swarmd.node.report import Reporter
+from swarmd.node.rule_watch import RuleWatch
 from swarmd.node.saved import saved_of
 from swarmd.node.slot_plan import OUTPUT_RESERVE, slot_classes
 from swarmd.node.stage_loader import StageLoader, choose_device
@@ -232,6 +233,9 @@ class PeerNode:
             self.reporter.now_utc,
         )
         self._nursery.start_soon(self._memory.keep)
+        is_on_gpu = device is not None and device.kind == "cuda"
+        rules = RuleWatch(lambda: self.settings, driver.put, is_on_gpu=is_on_gpu)
+        self._nursery.start_soon(rules.run)
         await self._ended.wait()
         return self._outcome
 
