@@ -28,6 +28,10 @@ class Coverage:
     """The last inner step that anybody present has taken; 0: nobody has trained yet."""
     is_saved: bool = False
     """Somebody present has state of this run on disk."""
+    draining: tuple[tuple[PeerView, ...], ...] = ()
+    """They hold the stage still, and are about to leave it."""
+    guards: tuple[tuple[tuple[int, PeerId], ...], ...] = ()
+    """(round, peer) of snapshots that others keep; the newest last."""
 
     @property
     def stages(self) -> int:
@@ -55,18 +59,27 @@ def coverage_of(view: RosterView, stages: int) -> Coverage:
     """Raises nothing: a record that names a stage outside the run is an observer's."""
     active: list[list[PeerView]] = [[] for _ in range(stages)]
     coming: list[list[PeerView]] = [[] for _ in range(stages)]
+    draining: list[list[PeerView]] = [[] for _ in range(stages)]
+    guards: list[list[tuple[int, PeerId]]] = [[] for _ in range(stages)]
     observers = []
     for peer in view.present():
         stage = peer.record.stage
+        for guarded in peer.record.guarded:
+            if guarded.stage < stages:
+                guards[guarded.stage].append((guarded.round, peer.peer))
         if stage is None or stage >= stages:
             observers.append(peer.peer)
         elif peer.record.phase == "active":
             active[stage].append(peer)
         elif peer.record.phase in SYNCING_PHASES:
             coming[stage].append(peer)
+        elif peer.record.phase == "draining":
+            draining[stage].append(peer)
     return Coverage(
         active=tuple(tuple(peers) for peers in active),
         coming=tuple(tuple(peers) for peers in coming),
+        draining=tuple(tuple(peers) for peers in draining),
+        guards=tuple(tuple(sorted(held)) for held in guards),
         active_count=sum(len(peers) for peers in active),
         observers=tuple(observers),
         furthest_step=max((peer.record.step for peer in view.present()), default=0),

@@ -328,6 +328,8 @@ class KeepCheckpoint:
     round: int
     step: int
     ledger: tuple[bytes, ...]
+    guarded: bool = False
+    """Of another stage, kept for others: its name is `name_of_guarded(stage, round)`."""
 
 
 @dataclass(frozen=True, slots=True)

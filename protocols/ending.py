@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from swarmd.protocols.reasons import Reason
 
 LINGER_S = 5.0
-"""After the last step a peer stays until the others know of it, at most so long: without it the
-last of them would have to find out from nobody."""
+"""After the last step a peer stays until the others know of it and somebody guards what it has
+learned, at most so long: without it the last of them would have to find out from nobody."""
 GOODBYE_S = 0.3
 """Between the last record and the end, so that it leaves. Neighbours need one flush of a queue."""
 
@@ -82,7 +82,7 @@ class Ending:
             case "idle" if self.leaves:
                 return self._go("leaving", now_s)
             case "complete" if not stays:
-                if others_know or now_s - self.since_s >= LINGER_S:
+                if (others_know and is_empty) or now_s - self.since_s >= LINGER_S:
                     return self._go("leaving", now_s)
             case "leaving" if now_s - self.since_s >= GOODBYE_S:
                 return self._go("gone", now_s)

@@ -227,18 +227,9 @@ class PeerMachine:
         told = tuple(peer for peer in others if peer in linked)
         self.leases.set_heads(self.coverage.heads, now_s)
         self.leases.set_recipients(told, present=len(others))
-        self.membership.want_links(self._neighbours())
+        self.membership.want_links(self.work.states.wants_links(self.coverage))
         effects = self.work.review(view, self.coverage, linked, self.has_begun, now_s)
         return effects + self._locate(view)
-
-    def _neighbours(self) -> list[PeerId]:
-        """Whom we need a link to: the next stage, and our own: we mix with it."""
-        stage = self.work.stage
-        if stage is None:
-            return []
-        wanted = self.coverage.active[stage + 1 :][:1]
-        wanted += self.coverage.active[stage : stage + 1]
-        return [view.peer for views in wanted for view in views if view.peer != self.peer]
 
     def _locate(self, view: RosterView) -> list[fx.Effect]:
         effects: list[fx.Effect] = []
@@ -254,6 +245,7 @@ class PeerMachine:
         view, linked = self.membership.view(now_s), frozenset(self.greeting.greeted)
         effects = self.greeting.review(now_s)
         effects += self.work.review(view, self.coverage, linked, self.has_begun, now_s)
+        self.membership.want_links(self.work.states.wants_links(self.coverage))
         if self.pauses.is_over(now_s):
             effects += self.set_draining(self.takes_no_work, now_s)
         effects += self._mind_progress(view, now_s)
@@ -336,15 +328,21 @@ class PeerMachine:
             effects += self.membership.update_own(now_s, round=self.shape.rounds)
         begun = self.ending.advance(
             now_s,
-            is_empty=self.work.is_empty,
+            is_empty=self.work.is_empty and not self._is_handing_over(now_s),
             others_know=self.ending.phase == "complete" and self._others_know_the_end(now_s),
             stays=self.setup.stays,
         )
         if begun == "leaving":
-            effects += [fx.Emit("drain_ended", {}), *self.say_goodbye(now_s)]
+            handed = {"handed_to": self.work.states.handed_to}
+            effects += [fx.Emit("drain_ended", handed), *self.say_goodbye(now_s)]
         elif begun == "gone":
             effects.append(fx.Emit("peer_ended", {"code": self.ending.code}))
         return effects
+
+    def _is_handing_over(self, now_s: float) -> bool:
+        is_going = self.ending.leaves or self.ending.phase == "complete"
+        states, round_number = self.work.states, self.work.round
+        return is_going and states.is_handing_over(self.coverage, round_number, now_s)
 
     def _has_finished(self, round_number: int) -> bool:
         """Its outer step is in the weights; who holds no stage has nothing to finish."""

@@ -5,12 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from swarmd.protocols.assignment import AssignmentLimits, StageNeeds
+from swarmd.protocols.guard import GuardRules
 from swarmd.protocols.ids import PeerId
 from swarmd.protocols.outer_rules import OuterRules
 from swarmd.protocols.pipeline_shape import PipelineLimits
 from swarmd.protocols.round_surroundings import RoundLimits
 from swarmd.protocols.run_shape import RunShape
 from swarmd.protocols.saved_states import SavedState
+from swarmd.protocols.state_donor import Guarded
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,6 +35,9 @@ class PeerSetup:
     """Our own checkpoints of one stage of this run, found whole on disk."""
     partial: dict[int, int] = field(default_factory=dict)
     """By stage, the round of a state of others' that a former life began to fetch."""
+    guarded: tuple[Guarded, ...] = ()
+    """Snapshots of other stages on our disk."""
+    guard: GuardRules = field(default_factory=GuardRules)
     has_history: bool = False
     """This home has taken part before, whether or not anything of it can be used."""
     stays: bool = False

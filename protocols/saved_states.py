@@ -47,12 +47,20 @@ def is_name_of_saved(name: str) -> bool:
     return name.startswith("stage-")
 
 
+GUARDED = "guarded-"
+
+
+def name_of_guarded(stage: int, round_number: int) -> str:
+    """Of a snapshot that is kept for others."""
+    return GUARDED + name_of_saved(stage, round_number)
+
+
 _FETCHED = re.compile(r"fetch-(\d+)-(\d+)\.safetensors")
 
 
-def name_of_fetched(stage: int, round_number: int) -> str:
+def name_of_fetched(stage: int, round_number: int, name: str = "fetch") -> str:
     """A state that comes, or came, from others."""
-    return f"fetch-{stage:02}-{round_number:06}.safetensors"
+    return f"{name}-{stage:02}-{round_number:06}.safetensors"
 
 
 def fetched_in(names: Iterable[str]) -> dict[int, int]:

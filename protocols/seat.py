@@ -5,8 +5,8 @@
 
 The stage is the user's (`--stage N`, pinned in the record) or what placement finds. State is made
 from the run's seed as long as nobody has trained; later it comes only from a peer that holds the
-stage, or from our own checkpoint: it is never invented. If nobody has it, the seat waits and says
-so (run_state_lost).
+stage, from our own checkpoint, or from a guardian: it is never invented. If nobody has it, the seat
+waits and says so (run_state_lost).
 
 Nothing is decided before the roster can be trusted: others have been met, or this peer founds the
 swarm. What the worker does is told by `loaded` and `lost`.
@@ -14,7 +14,7 @@ swarm. What the worker does is told by `loaded` and `lost`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from swarmd.protocols import effects as fx
 from swarmd.protocols.checkpoint_keeper import Kept
@@ -26,8 +26,11 @@ from swarmd.protocols.reasons import Reason
 from swarmd.protocols.roster import RosterView
 from swarmd.protocols.saved_states import Resuming, SavedState, name_of_fetched
 from swarmd.protocols.set_aside import Aside
+from swarmd.protocols.state_donor import Guarded
 from swarmd.protocols.state_fetch import StateFetch
 
+RESTORE_WAIT_S = 5.0
+"""Before a guardian's snapshot is taken: who was killed may be back with a newer one of its own."""
 STATE_CODES = ("malformed", "wrong_run", "wrong_stage", "wrong_shape", "not_finite")
 """With which a worker refuses a state that is whole."""
 HAS_NO_DONOR_S = 3.0
@@ -48,8 +51,10 @@ class Seat:
         next_token: Callable[[], int],
         saved: tuple[SavedState, ...] = (),
         partial: Mapping[int, int] | None = None,
+        guarded: Mapping[int, Guarded] | None = None,
     ) -> None:
-        """partial: by stage, the round of a state that a former life began to fetch."""
+        """partial: by stage, the round of a state that a former life began to fetch. guarded: by
+        stage, what this peer keeps for others."""
         self._own = own
         self.placement = placement
         self._wanted = wanted
@@ -57,6 +62,9 @@ class Seat:
         self._may_choose = is_founder or bool(saved)
         self._next_token = next_token
         self._partial = dict(partial or {})
+        self._guarded = {} if guarded is None else guarded
+        self._has_holders = False
+        """Somebody trains our stage, as far as we can see."""
         self._fetched: str | None = None
         """The file of a fetched state that a worker holds: it starts from it again if it dies."""
         self._fields: dict[str, object] = {}
@@ -75,7 +83,7 @@ class Seat:
         self.resuming = _resuming(saved, wanted)
         """What former lives left on disk, until a state is held."""
         self.is_from_disk = False
-        """The state held, or being loaded, is one of our own."""
+        """The state held, or being loaded, was on a disk: ours or a guardian's."""
         self._loading: str | None = None
         self.changes = 0
         self.why = ""
@@ -161,38 +169,74 @@ class Seat:
             self.changes += self.stage is not None
             effects = self._forget_fetch()
             self.stage, self.phase, self.checkpoint = stage, "choosing", None
+        self._has_holders = bool(coverage.active[stage])
+        if self.phase not in ("choosing", "fetching"):
+            return effects
+        if self.phase == "choosing" and not has_begun:
+            return [*effects, *self._load(None)]
+        if not self._has_holders:
+            return [*effects, *self._without_holders(stage, coverage, linked, now_s)]
+        self._no_donor_since_s = None
         donors = [v.peer for v in coverage.active[stage] if v.peer in linked]
+        return [*effects, *self._fetch_from(stage, donors, now_s)]
+
+    def _fetch_from(self, stage: int, donors: Sequence[PeerId], now_s: float) -> list[fx.Effect]:
         if self.phase == "fetching":
             assert self.fetch is not None
-            return [*effects, *self.fetch.set_donors(donors, now_s)]
-        if self.phase != "choosing":
-            return effects
-        if not has_begun:
-            return [*effects, *self._load(None)]
-        if not coverage.active[stage]:
-            return [*effects, *self._without_donors(now_s)]
-        self._no_donor_since_s = None
+            return self.fetch.set_donors(donors, now_s)
         self.phase = "fetching"
         left = self._partial.pop(stage, None)
         self.fetch = StateFetch(stage, self._own, self._next_token, partial_round=left)
-        return [*effects, *self.fetch.set_donors(donors, now_s), *self.fetch.start(now_s)]
+        return [*self.fetch.set_donors(donors, now_s), *self.fetch.start(now_s)]
+
+    def _without_holders(
+        self, stage: int, coverage: Coverage, linked: frozenset[PeerId], now_s: float
+    ) -> list[fx.Effect]:
+        """Nobody trains the stage: what we wrote down ourselves; what somebody who is leaving has;
+        what guardians have, unless somebody comes back with more. Else wait."""
+        if self._no_donor_since_s is None:
+            self._no_donor_since_s = now_s
+        own = self._on_own_disk(stage)
+        if own is not None and self.phase == "choosing":
+            return self._load_own(own)
+        leaving = [v.peer for v in coverage.draining[stage] if v.peer in linked]
+        if leaving:
+            return self._fetch_from(stage, leaving, now_s)
+        newest = max([number for number, _ in coverage.guards[stage]], default=-1)
+        guards = [peer for number, peer in coverage.guards[stage] if number == newest]
+        returning = [v for v in coverage.coming[stage] if v.record.saved_rounds]
+        is_early = now_s - self._no_donor_since_s < RESTORE_WAIT_S
+        if is_early or any(max(v.record.saved_rounds) >= newest for v in returning):
+            return []
+        kept = self._guarded.get(stage)
+        if kept is not None and kept.round >= newest and self.phase == "choosing":
+            return self._load_own((kept.round, kept.path))
+        if newest < 0 and self.phase == "choosing":
+            return []
+        return self._fetch_from(stage, [peer for peer in guards if peer in linked], now_s)
+
+    def _on_own_disk(self, stage: int) -> tuple[int, str] | None:
+        """(round, name) of what this life wrote down of it."""
+        if self.aside is not None and self.aside.stage == stage:
+            return self.aside.round, self.aside.name
+        return None if self.checkpoint is None else (self.checkpoint.round, self.checkpoint.name)
+
+    def _load_own(self, found: tuple[int, str]) -> list[fx.Effect]:
+        (self.round, name), self.is_from_disk = found, True
+        return self._load(name)
+
+    def wants_links(self, coverage: Coverage) -> list[PeerId]:
+        """Whom else we need a link to: who has what nobody trains."""
+        if self.stage is None or self.phase not in ("choosing", "fetching") or self._has_holders:
+            return []
+        leaving = [view.peer for view in coverage.draining[self.stage]]
+        guards = [peer for _, peer in coverage.guards[self.stage]]
+        return [peer for peer in (*leaving, *guards) if peer != self._own]
 
     def _forget_fetch(self) -> list[fx.Effect]:
         """What was fetched is of no more use."""
         fetch, self.fetch = self.fetch, None
         return [] if fetch is None else fetch.stop()
-
-    def _without_donors(self, now_s: float) -> list[fx.Effect]:
-        """Nobody holds the stage: what we wrote down ourselves, or wait for somebody who does."""
-        if self.aside is not None and self.aside.stage == self.stage:
-            self.round, self.is_from_disk = self.aside.round, True
-            return self._load(self.aside.name)
-        if self.checkpoint is not None:
-            self.round, self.is_from_disk = self.checkpoint.round, True
-            return self._load(self.checkpoint.name)
-        if self._no_donor_since_s is None:
-            self._no_donor_since_s = now_s
-        return []
 
     def _load(self, path: str | None) -> list[fx.Effect]:
         assert self.stage is not None
@@ -223,7 +267,8 @@ class Seat:
         effects: list[fx.Effect] = []
         for effect in self.fetch.handle(event, now_s):
             if isinstance(effect, fx.Emit) and effect.name == "state/fetched":
-                self.round, self.is_from_disk = effect.fields["round"], False
+                self.round = effect.fields["round"]
+                self.is_from_disk = not self._has_holders
                 effects += self._load(effect.fields["path"])
             else:
                 effects.append(effect)

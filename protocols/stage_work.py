@@ -1,8 +1,7 @@
 """The stage that this peer holds, and all that is done with it.
 
-    seat       which stage, and where its state comes from       pipeline   micro-batches passing
-    donor      the state, for those who need it                  leases     what a head may start
-    rounds     what happens between two rounds
+    states     which stage, and its state: from where, to whom   pipeline   micro-batches passing
+    rounds     what happens between two rounds                   leases     what a head may start
 
 They do not know each other; this file tells each what it needs of the others. What they emit with
 a name that begins with `pipeline/`, `state/`, `rounds/` or `mixing/` stays in here.
@@ -16,28 +15,23 @@ from collections.abc import Iterable
 from typing import Any
 
 from swarmd.protocols import effects as fx
-from swarmd.protocols.checkpoint_keeper import CheckpointKeeper
 from swarmd.protocols.coverage import Coverage
-from swarmd.protocols.errors import LocalProtocolError, ProtocolError
+from swarmd.protocols.errors import LocalProtocolError
 from swarmd.protocols.ids import MicroBatchId, PeerId
 from swarmd.protocols.leases import LeaseBook
 from swarmd.protocols.loss_book import LossBook
-from swarmd.protocols.messages import is_of, ledger, mixing, state
+from swarmd.protocols.messages import is_of, mixing, state
 from swarmd.protocols.messages import pipeline as pipeline_messages
 from swarmd.protocols.peer_setup import PeerSetup
 from swarmd.protocols.pipeline import Pipeline
 from swarmd.protocols.pipeline_shape import PipelineShape
-from swarmd.protocols.placement import Placement
 from swarmd.protocols.reasons import Reason
 from swarmd.protocols.roster import RosterView
 from swarmd.protocols.round_work import RoundWork
 from swarmd.protocols.routing import Candidate, Router
-from swarmd.protocols.saved_states import SavedState
-from swarmd.protocols.seat import Seat
 from swarmd.protocols.set_aside import SetAside
-from swarmd.protocols.state_donor import StateDonor
+from swarmd.protocols.stage_states import StageStates, release
 
-DONOR_MESSAGES = (state.StateRequest, state.ChunkRequest)
 INNER = ("pipeline/", "state/", "rounds/", "mixing/")
 DEVICE_CODES = ("device_lost", "out_of_memory", "data_missing", "model_does_not_fit")
 """Losses of the worker that have a reason of their own; any other is `worker_died`."""
@@ -52,18 +46,9 @@ class StageWork:
         self.setup = setup
         self.shape = setup.shape
         self.leases = leases
-        placement = Placement(own, setup.needs, setup.shape.seed, setup.assignment_limits)
-        self.seat = Seat(
-            own,
-            placement,
-            wanted=setup.stage,
-            is_observer=setup.is_observer,
-            is_founder=setup.is_founder,
-            next_token=self._next_number,
-            saved=setup.saved,
-            partial=setup.partial,
-        )
-        self.donor = StateDonor(self._next_number)
+        self.states = StageStates(setup, own, leases, self._next_number)
+        self.seat, self.donor = self.states.seat, self.states.donor
+        self.checkpoints = self.states.checkpoints
         self.pipeline: Pipeline | None = None
         self.rounds: RoundWork | None = None
         self._own = own
@@ -79,7 +64,6 @@ class StageWork:
         self._number = 0
         self._is_draining = False
         self._fields: dict[str, Any] = {}
-        self.checkpoints = CheckpointKeeper(leases, self._next_number)
         self._set_aside = SetAside(self._next_number)
 
     @property
@@ -96,7 +80,7 @@ class StageWork:
         return self.seat.phase == "held" and self.pipeline is not None
 
     def take_fields(self) -> dict[str, Any]:
-        fields = self._fields | self.seat.take()
+        fields = self._fields | self.states.take_fields()
         self._fields = {}
         return fields
 
@@ -110,12 +94,9 @@ class StageWork:
                 return self._worker_ready(event, info, now_s)
             case fx.ComputeLost(text, code):
                 return self._worker_lost(event, text, code, now_s)
-        if self.checkpoints.owns(event):
-            return self._checkpoint_told(event)
         if self._set_aside.owns(event):
             return self._put_away(event, now_s)
-        effects += self.donor.handle(event, now_s)
-        effects += self.seat.handle(event, now_s)
+        effects += self.states.handle(event, now_s)
         if self.rounds is not None:
             effects += self.rounds.handle(event, now_s)
         if self.pipeline is not None:
@@ -124,22 +105,18 @@ class StageWork:
 
     def arrived(self, event: fx.Arrived, now_s: float) -> list[fx.Effect]:
         """A message of messages/pipeline.py, mixing.py or state.py. Its payload is ours now."""
-        if isinstance(event.message, DONOR_MESSAGES):
-            return [*self.donor.handle(event, now_s), *_release(event)]
         if is_of(event.message, state):
-            if not self.seat.expects(event.peer, event.message):
-                return _release(event)
-            return self._wire(self.seat.handle(event, now_s), now_s)
+            return self._wire(self.states.arrived(event, now_s), now_s)
         if is_of(event.message, mixing):
             if self.rounds is None:
-                return _release(event)
+                return release(event)
             return self._wire(self.rounds.handle(event, now_s), now_s)
         if self.pipeline is not None:
             return self._wire(self.pipeline.handle(event, now_s), now_s)
         if isinstance(event.message, pipeline_messages.Forward):
             refusal = pipeline_messages.Refused(ref=event.message.ref, code="wrong_stage")
-            return [fx.Send(event.peer, refusal), *_release(event)]
-        return _release(event)
+            return [fx.Send(event.peer, refusal), *release(event)]
+        return release(event)
 
     # ------------------------------------------------------------------------------------- worker
 
@@ -169,7 +146,7 @@ class StageWork:
             self.rounds = RoundWork(
                 self._own, stage, self.shape, setup.outer, setup.round_limits, self._next_number
             )
-        joins = self.seat.fetch is not None
+        joins = self.seat.fetch is not None and not self.seat.is_from_disk
         self._fields["mixes_from"] = self.round + 1 if joins else 0
         return self.rounds.begin(self.round, now_s, joins=joins)
 
@@ -237,26 +214,10 @@ class StageWork:
                 self.leases.saw(**fields)
             case "rounds/ended":
                 return self._round_ended(fields["round"], now_s)
-            case "state/resumes":
-                return self._take_up_ledger(fields["saved"])
             case "pipeline/rejected" | "mixing/rejected" | "state/rejected":
                 self.rejected[fields["peer"], fields["code"]] += 1
                 plain = {"peer": fields["peer"], "code": fields["code"]}
                 return [fx.Emit("message_rejected", plain)]
-        return []
-
-    def _take_up_ledger(self, saved: SavedState) -> list[fx.Effect]:
-        """Nobody trains: what was done is what the disks say, up to the round that is taken up."""
-        messages = [
-            message
-            for message in saved.ledger
-            if isinstance(message, (ledger.LedgerTotals, ledger.LedgerUpdate))
-        ]
-        try:
-            self.leases.restore(messages, saved.round)
-        except ProtocolError as error:
-            fields = {"stage": saved.stage, "round": saved.round, "code": error.code}
-            return [fx.Emit("checkpoint_unusable", fields)]
         return []
 
     def _micro_batch_done(self, fields: dict[str, Any], now_s: float) -> list[fx.Effect]:
@@ -291,13 +252,6 @@ class StageWork:
         self._fields["round"] = self.round
         effects = self.checkpoints.begin(self.rounds.stage, self.round)
         return [*effects, *self.rounds.ended(round_number, self.pipeline, now_s)]
-
-    def _checkpoint_told(self, event: fx.Event) -> list[fx.Effect]:
-        effects = self.checkpoints.handle(event)
-        kept = self.checkpoints.kept
-        if kept is not None and kept.stage == self.stage:
-            self.seat.checkpoint = kept
-        return effects
 
     def open_rounds(self, now_s: float) -> list[fx.Effect]:
         """End the rounds that the ledger says have ended, and open those that may begin."""
@@ -345,7 +299,7 @@ class StageWork:
     ) -> list[fx.Effect]:
         """The roster or the links have changed, or time has passed."""
         before = self.stage
-        effects = self.seat.review(view, coverage, linked, has_begun, now_s)
+        effects = self.states.review(view, coverage, linked, has_begun, now_s)
         if self.stage != before and self.pipeline is not None:
             effects += self.pipeline.drain(True, now_s)
             self.pipeline = None
@@ -439,10 +393,6 @@ class StageWork:
         told = self.pipeline.statistics(now_s)
         busy_s = told.wait_s.get("computing", 0.0)
         return told.counters.counted * self.shape.micro_batch_tokens / busy_s if busy_s else 0.0
-
-
-def _release(event: fx.Arrived) -> list[fx.Effect]:
-    return [] if event.payload is None else [fx.Release(event.payload)]
 
 
 def _without_lease(micro_batch: MicroBatchId, error: LocalProtocolError) -> list[fx.Effect]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from swarmd.protocols import effects as fx
@@ -50,6 +50,7 @@ class Guarded:
     step: int
     path: str
     sketch: tuple[float, ...] = ()
+    size_bytes: int = 0
 
 
 @dataclass(slots=True)
@@ -83,6 +84,7 @@ class StateDonor:
         self,
         next_number: Callable[[], int],
         *,
+        guarded: Mapping[int, Guarded] | None = None,
         serve_bytes_per_s: float = SERVE_BYTES_PER_S,
     ) -> None:
         self._next_number = next_number
@@ -97,8 +99,7 @@ class StateDonor:
         self.stage: int | None = None
         """The stage whose worker is ready; None: nothing of our own to give."""
         self.round = 0
-        self.guarded: dict[int, Guarded] = {}
-        """By stage."""
+        self._guarded = {} if guarded is None else guarded
         self.bytes_served = 0
 
     @property
@@ -135,7 +136,7 @@ class StateDonor:
 
     def _requested(self, peer: PeerId, request: StateRequest, now_s: float) -> list[fx.Effect]:
         stage = request.stage
-        guarded = None if stage == self.stage else self.guarded.get(stage)
+        guarded = None if stage == self.stage else self._guarded.get(stage)
         if stage != self.stage and guarded is None:
             return [_refuse(peer, "wrong_stage" if self.stage is not None else "no_state")]
         ready = self._ready(request, self.round if guarded is None else guarded.round)

@@ -66,7 +66,8 @@ class Donor:
 class StateFetch:
     """Of one stage. `start`, then `handle`; who has the stage is told by `set_donors`.
 
-    partial_round: of a file that an earlier life has left.
+    name: before stage and round, of the file and the timer. partial_round: of a file that an
+    earlier life has left.
     """
 
     def __init__(
@@ -75,12 +76,14 @@ class StateFetch:
         own: PeerId,
         next_number: Callable[[], int],
         *,
+        name: str = "fetch",
         partial_round: int | None = None,
     ) -> None:
         self.stage = stage
         self._own = own
         self._next_number = next_number
-        self.tick = f"state/{stage}"
+        self._name = name
+        self.tick = f"state/{name}/{stage}"
         self._partial_round = partial_round
         self._known: tuple[PeerId, ...] = ()
         self.donors: dict[PeerId, Donor] = {}
@@ -164,7 +167,7 @@ class StateFetch:
     @property
     def path(self) -> str:
         assert self.plan is not None
-        return name_of_fetched(self.stage, self.plan.round)
+        return name_of_fetched(self.stage, self.plan.round, self._name)
 
     @property
     def sources(self) -> dict[PeerId, Manifest]:

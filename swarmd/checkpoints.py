@@ -104,8 +104,9 @@ class Unusable:
 class CheckpointFolder:
     """Those of one run in one home. Blocking; one thread at a time writes."""
 
-    def __init__(self, checkpoints: Path, run_id: str) -> None:
+    def __init__(self, checkpoints: Path, run_id: str, kept: int = KEPT) -> None:
         self.run_id = run_id
+        self._kept = kept
         self.path = checkpoints / run_id[:16]
         self._unusable: set[str] = set()
 
@@ -149,9 +150,9 @@ class CheckpointFolder:
         return target
 
     def _rotate(self, stage: int) -> None:
-        """The oldest of the stage go, so that KEPT usable ones stay."""
+        """The oldest of the stage go, so that `kept` usable ones stay."""
         names = [name for name in self._names(stage) if name not in self._unusable]
-        for name in names[:-KEPT]:
+        for name in names[: -self._kept]:
             self._remove(name)
 
     def _remove(self, name: str) -> None:

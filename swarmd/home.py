@@ -88,6 +88,11 @@ class Home:
         return self.data / "checkpoints"
 
     @property
+    def guarded(self) -> Path:
+        """Snapshots of stages that others hold, as checkpoints."""
+        return self.data / "guarded"
+
+    @property
     def control_socket(self) -> Path:
         return self.runtime / "control.sock"
 
@@ -110,6 +115,7 @@ class Home:
             "log": self.log_file,
             "events": self.events_file,
             "checkpoints": self.checkpoints,
+            "guarded": self.guarded,
             "socket": self.control_socket,
             "lock": self.lock_file,
         }

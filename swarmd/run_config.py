@@ -202,8 +202,9 @@ class RunConfig:
     protocol_max: int = 1
     operators: tuple[str, ...] = ()
     guard_rounds: int = 5
-    """Every so many rounds a stage's snapshot goes to guardians."""
+    """Every so many rounds a stage's snapshot goes to guardians; 0: at the end only."""
     guard_copies: int = 2
+    """To so many of them, peers of other stages; 0: to none."""
     init_hash: str = ""
     """Hash of the start state when it is an imported model; empty: from the seed."""
     allow_injection: bool = False
@@ -217,6 +218,8 @@ class RunConfig:
         check_operators(self.operators)
         self._check_ranges()
         require(self.inner_steps >= 1, "run.inner_steps", "must be at least 1")
+        require(self.guard_rounds >= 0, "run.guard_rounds", "must not be negative")
+        require(self.guard_copies >= 0, "run.guard_copies", "must not be negative")
         require(self.total_steps >= 1, "run.total_steps", "must be at least 1")
         require(self.sequence_tokens >= 2, "run.sequence_tokens", "must be at least 2")
         require(

@@ -15,6 +15,7 @@ Anti-entropy compares rosters by bucket hashes first, so that equal rosters cost
 from __future__ import annotations
 
 from swarmd.protocols import limits
+from swarmd.protocols.messages.state import GUARDED_MAX, GuardedStage
 from swarmd.protocols.schema import (
     Message,
     flag,
@@ -96,6 +97,8 @@ class PeerRecord(Message):
     """Starts within assignment.FLAP_WINDOW_S, this one included, as its own disk remembers."""
     saved_rounds: tuple[int, ...] = sequence(uint(limits.ROUND_MAX), SAVED_ROUNDS_MAX)
     """Of `stage`: the rounds that it could go on from by its own disk, until it holds a state."""
+    guarded: tuple[GuardedStage, ...] = sequence(nested(GuardedStage), GUARDED_MAX)
+    """Snapshots of other stages that it gives to whoever takes such a stage."""
 
 
 @message(22)

@@ -19,6 +19,8 @@ HASH_BYTES = 32
 CHUNKS_MAX = 24_576
 """Their hashes fit into one message: 96 GiB of state in pieces of 4 MiB."""
 
+GUARDED_MAX = 16
+"""Snapshots of other stages that one peer tells of."""
 SKETCH_VALUES_MAX = 64
 SKETCH_MAX = 1e30
 
@@ -71,3 +73,13 @@ class Chunk(Message):
 
     digest: bytes = raw(HASH_BYTES)
     index: int = uint(CHUNKS_MAX)
+
+
+@message(95)
+class GuardedStage(Message):
+    """A snapshot of another stage that a peer keeps. In records without the sketch, on disk with
+    it; never sent by itself."""
+
+    stage: int = uint(limits.STAGES_MAX)
+    round: int = uint(limits.ROUND_MAX)
+    sketch: tuple[float, ...] = sequence(number(-SKETCH_MAX, SKETCH_MAX), SKETCH_VALUES_MAX)

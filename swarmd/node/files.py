@@ -21,7 +21,7 @@ from swarmd.checkpoints import CheckpointFolder
 from swarmd.errors import DiskFull, StoreError
 from swarmd.net.transport import PayloadStore
 from swarmd.protocols import effects as fx
-from swarmd.protocols.saved_states import is_name_of_saved
+from swarmd.protocols.saved_states import GUARDED, is_name_of_saved
 
 log = logging.getLogger("swarmd.node")
 
@@ -47,6 +47,8 @@ class FileLane:
         self._folder = folder
         self.checkpoints: CheckpointFolder | None = None
         """Of the run, once that is known."""
+        self.guarded: CheckpointFolder | None = None
+        """Of other stages, for others."""
         self.is_full = False
         """Injected: every write finds no room."""
         self._slots = slots
@@ -54,8 +56,8 @@ class FileLane:
         self._on_event = on_event
         self._limiter = trio.CapacityLimiter(THREADS_MAX)
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        for path in folder.glob("snapshot-*"):
-            path.unlink(missing_ok=True)  # what a former life was serving
+        for former in (*folder.glob("snapshot-*"), *folder.glob("guard-*")):
+            former.unlink(missing_ok=True)  # what a former life was serving, or began to guard
 
     def run_nowait(self, effect: FileEffect) -> None:
         if isinstance(effect, fx.WriteFile):
@@ -124,7 +126,8 @@ class FileLane:
         return fx.FileHashed(effect.token, size, hashes)
 
     async def _keep(self, effect: fx.KeepCheckpoint) -> fx.Event:
-        assert self.checkpoints is not None, "a checkpoint before the run is known"
+        folder = self.guarded if effect.guarded else self.checkpoints
+        assert folder is not None, "a checkpoint before the run is known"
 
         def keep(checkpoints: CheckpointFolder, state: Path) -> None:
             checkpoints.keep(
@@ -135,7 +138,7 @@ class FileLane:
                 ledger=effect.ledger,
             )
 
-        await self._in_thread(keep, self.checkpoints, self._path(effect.path))
+        await self._in_thread(keep, folder, self._path(effect.path))
         return fx.FileWritten(effect.token)
 
     async def _in_thread(self, call: Callable[..., object], *arguments: object) -> object:
@@ -146,6 +149,9 @@ class FileLane:
         if is_name_of_saved(name):
             assert self.checkpoints is not None, "a checkpoint before the run is known"
             return self.checkpoints.state_file(name)
+        if name.startswith(GUARDED):
+            assert self.guarded is not None, "a snapshot before the run is known"
+            return self.guarded.state_file(name.removeprefix(GUARDED))
         return self._path(name)
 
     def _path(self, name: str) -> Path:

@@ -212,10 +212,13 @@ class _Leave(_Answer):
             while machine.ending.phase in ("none", "draining"):
                 await trio.sleep(LEAVE_POLL_S)
         incomplete = scope.cancelled_caught
+        left = _held(machine)
         return Leave(
             outcome="drain_incomplete" if incomplete else "drained",
+            micro_batches_finished=max(0, before["micro_batches"] - left["micro_batches"]),
             leases_returned=before["leases"],
-            dropped=_held(machine) if incomplete else {},
+            state_handed_to=list(machine.work.states.handed_to),
+            dropped=left if incomplete else {},
             drain_s=round(trio.current_time() - begun_s, 3),
             exit_code=5 if incomplete else 0,
         )

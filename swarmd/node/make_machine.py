@@ -16,6 +16,7 @@ from swarmd.node.life import Life
 from swarmd.node.saved import FoundStates
 from swarmd.partition import flops_per_token, stage_bytes
 from swarmd.protocols import assignment, lease_limits, membership_limits
+from swarmd.protocols.guard import GuardRules
 from swarmd.protocols.ids import PeerId
 from swarmd.protocols.leases import LeaseBook
 from swarmd.protocols.membership import Membership
@@ -76,6 +77,8 @@ def make_machine(
         stage=life.config.wanted_stage,
         is_observer=life.config.observe,
         saved=found.saved,
+        guarded=found.guarded,
+        guard=_guard_rules(life, run),
         partial=fetched_in(names_in(life.states)),
         has_history=found.has_history,
         stays=life.stays,
@@ -92,6 +95,13 @@ def pipeline_limits(run: RunConfig) -> PipelineLimits:
     """Enough in flight to keep every stage busy, few enough that steps do not mix."""
     in_flight = max(IN_FLIGHT_MIN, run.stages)
     return PipelineLimits(in_flight_max=in_flight, forward_queue_max=max(2, in_flight // 2))
+
+
+def _guard_rules(life: Life, run: RunConfig) -> GuardRules:
+    """Half of what this peer may use on disk, if it says so, is for others."""
+    limit = life.config.disk_limit
+    quota = GuardRules().bytes_max if limit is None else limit // 2
+    return GuardRules(rounds=run.guard_rounds, copies=run.guard_copies, bytes_max=quota)
 
 
 def _first_record(life: Life, run: RunConfig, transport: Transport) -> PeerRecord:

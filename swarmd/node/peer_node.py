@@ -214,7 +214,7 @@ class PeerNode:
         self.machine = machine
         driver = self._drive(machine)
         assert driver.files is not None
-        driver.files.checkpoints = found.folder
+        driver.files.checkpoints, driver.files.guarded = found.folder, found.guarded_folder
         self.loader = StageLoader(
             life,
             run,

@@ -12,7 +12,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from swarmd.protocols import effects as fx
-from swarmd.protocols.saved_states import SavedState, name_of_saved
+from swarmd.protocols.saved_states import SavedState, name_of_guarded, name_of_saved
+from swarmd.protocols.state_donor import Guarded
 from swarmd.protocols.wire import decode
 from swarmd.sim.slots import SimSlots
 
@@ -69,14 +70,20 @@ class SimFiles:
                     return fx.FileFailed(token, "hash_mismatch", path)
                 self._files.setdefault(path, {})[offset // piece] = content
                 return fx.FileWritten(token)
-            case fx.KeepCheckpoint(token, path, stage, round_number, step, ledger):
-                name = name_of_saved(stage, round_number)
-                self._files[name] = self._files.pop(path)
-                saved = self._disk.setdefault("saved", {})
-                saved[name] = (stage, round_number, step, ledger)
-                for oldest in sorted(saved)[:-KEPT]:
-                    del saved[oldest], self._files[oldest]
-                return fx.FileWritten(token)
+            case fx.KeepCheckpoint():
+                self._keep(effect)
+                return fx.FileWritten(effect.token)
+
+    def _keep(self, effect: fx.KeepCheckpoint) -> None:
+        name_of = name_of_guarded if effect.guarded else name_of_saved
+        name = name_of(effect.stage, effect.round)
+        self._files[name] = self._files.pop(effect.path)
+        place, kept = ("guarded", 1) if effect.guarded else ("saved", KEPT)
+        saved = self._disk.setdefault(place, {})
+        saved[name] = (effect.stage, effect.round, effect.step, effect.ledger)
+        stage = [other for other in sorted(saved) if saved[other][0] == effect.stage]
+        for oldest in stage[:-kept]:
+            del saved[oldest], self._files[oldest]
 
 
 def saved_on(disk: dict[str, Any]) -> tuple[SavedState, ...]:
@@ -86,6 +93,13 @@ def saved_on(disk: dict[str, Any]) -> tuple[SavedState, ...]:
         for stage, number, step, ledger in disk.get("saved", {}).values()
     ]
     return tuple(sorted(found, key=lambda saved: saved.round, reverse=True))
+
+
+def guarded_on(disk: dict[str, Any]) -> tuple[Guarded, ...]:
+    return tuple(
+        Guarded(stage, number, step, name)
+        for name, (stage, number, step, _) in sorted(disk.get("guarded", {}).items())
+    )
 
 
 def hash_of(content: str) -> bytes:

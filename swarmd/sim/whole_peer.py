@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 
 from swarmd.protocols import lease_limits
 from swarmd.protocols.assignment import AssignmentLimits, equal_needs
+from swarmd.protocols.guard import GuardRules
 from swarmd.protocols.leases import LeaseBook
 from swarmd.protocols.membership import Membership
 from swarmd.protocols.membership_limits import MembershipLimits
@@ -15,7 +16,7 @@ from swarmd.protocols.peer_setup import PeerSetup
 from swarmd.protocols.pipeline_shape import PipelineLimits
 from swarmd.protocols.saved_states import fetched_in
 from swarmd.sim.cluster import Factory, PeerSpec
-from swarmd.sim.files import saved_on
+from swarmd.sim.files import guarded_on, saved_on
 
 StageOf = Callable[[PeerSpec], int | None]
 
@@ -25,6 +26,7 @@ def whole_factory(
     stage_of: StageOf,
     pipeline_limits: PipelineLimits | None = None,
     placing: AssignmentLimits | None = None,
+    guard: GuardRules | None = None,
 ) -> Factory:
     """`stage_of` says which stage a peer asks for; None: as the swarm decides."""
 
@@ -56,7 +58,9 @@ def whole_factory(
             entries=dict(spec.entries),
             stage=stage_of(spec),
             saved=saved,
-            has_history=bool(saved),
+            has_history=bool(saved or spec.disk.get("guarded")),
+            guard=guard or GuardRules(),
+            guarded=guarded_on(spec.disk),
             partial=fetched_in(spec.disk.get("files", ())),
             is_founder=not spec.entries,
             assignment_limits=placing or AssignmentLimits(),

@@ -1,0 +1,128 @@
+"""STAG-01, STATE-05: the last peers of a stage die, and others have kept a snapshot of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from swarmd.protocols import assignment, membership_limits
+from swarmd.protocols import effects as fx
+from swarmd.protocols.audit import audit
+from swarmd.protocols.guard import GuardRules
+from swarmd.sim.clock import World
+from swarmd.sim.cluster import Cluster, SimPeer, shape_of
+from swarmd.sim.files import guarded_on
+from swarmd.sim.network import NetworkProfile
+from swarmd.sim.whole_peer import whole_factory
+from swarmd.sim.whole_run import machine_of
+
+STAGES, ROUNDS, GUARD_ROUNDS = 2, 7, 2
+
+
+class Swarm:
+    """Peers settle by themselves who takes which stage."""
+
+    def __init__(self, seed: int, peers: int, **rules: Any) -> None:
+        print(f"seed {seed}")
+        self.world = World(seed)
+        self.cluster = Cluster(
+            self.world,
+            whole_factory(
+                membership_limits.local(),
+                lambda spec: None,
+                placing=assignment.local(),
+                guard=GuardRules(**{"rounds": GUARD_ROUNDS, **rules}),
+            ),
+            shape_of(STAGES, ROUNDS, seed),
+            NetworkProfile(delay_s=0.01, jitter=0.1, bandwidth_bytes_per_s=10e6),
+            peers,
+        )
+        self.told: list[tuple[str, str, dict[str, Any]]] = []
+        self.cluster.on_emit.append(self._note)
+        self.cluster.start(0)
+        for number in range(1, peers):
+            self.cluster.start(number, (0,))
+
+    def _note(self, peer: SimPeer, emit: fx.Emit) -> None:
+        self.told.append((peer.name, emit.name, emit.fields))
+
+    def of(self, name: str) -> list[dict[str, Any]]:
+        return [fields for _, told, fields in self.told if told == name]
+
+    def run_until(self, condition: Any, within_s: float = 600.0) -> None:
+        until_s = self.world.now_s + within_s
+        while not condition():
+            assert self.world.now_s < until_s, [
+                (p.name, machine_of(p).reasons.current.text) for p in self.cluster.running()
+            ]
+            self.world.run_until(self.world.now_s + 0.5)
+
+    def on(self, stage: int) -> list[SimPeer]:
+        return [p for p in self.cluster.running() if machine_of(p).work.stage == stage]
+
+    def round(self) -> int:
+        return max((machine_of(p).work.round for p in self.cluster.running()), default=ROUNDS)
+
+    def is_over(self) -> bool:
+        running = self.cluster.running()
+        return all(machine_of(p).leases.is_complete for p in running)
+
+
+@pytest.mark.parametrize(("seed", "peers"), [(1, 4), (2, 5)])
+def test_a_stage_whose_peers_all_died_with_their_disks_goes_on_from_a_guardian(
+    seed: int, peers: int
+) -> None:
+    swarm = Swarm(seed, peers)
+    swarm.run_until(lambda: swarm.round() >= 3 and len(swarm.of("state_guarded")) >= 2)
+    lost_stage = 1
+    others = {p.name: machine_of(p).work.round for p in swarm.on(0)}
+    for peer in swarm.on(lost_stage):
+        swarm.cluster.crash(peer.number, keep_disk=False)
+    swarm.run_until(lambda: swarm.of("state_restored"))
+    restored = swarm.of("state_restored")[0]
+    assert restored["stage"] == lost_stage
+    assert 0 < restored["rounds_lost"] <= GUARD_ROUNDS
+    assert restored["saved_round"] >= GUARD_ROUNDS
+    kept = [p for p in swarm.on(0) if p.name in others]
+    assert kept, "the other stage has its peers still"
+    assert all(machine_of(p).work.round >= others[p.name] for p in kept)
+    swarm.run_until(swarm.is_over)
+    for peer in swarm.cluster.running():
+        assert audit(machine_of(peer).leases.ledger, 0).clean
+
+
+def test_at_the_end_of_a_run_every_stage_is_guarded_at_its_last_round() -> None:
+    swarm = Swarm(3, 4)
+    swarm.run_until(lambda: not swarm.cluster.running())
+    rounds = {
+        (guarded.stage, guarded.round)
+        for peer in swarm.cluster.peers
+        for guarded in guarded_on(peer.disk)
+    }
+    assert {(stage, ROUNDS) for stage in range(STAGES)} <= rounds
+
+
+def test_the_last_holder_that_leaves_hands_its_stage_over_first() -> None:
+    swarm = Swarm(4, 3, rounds=1000)
+    swarm.run_until(lambda: swarm.round() >= 2)
+    alone = next(stage for stage in range(STAGES) if len(swarm.on(stage)) == 1)
+    (last,) = swarm.on(alone)
+    machine = machine_of(last)
+    left_round = machine.work.round
+    swarm.cluster.command(last.number, "leave")
+    swarm.run_until(lambda: not last.is_running)
+    assert last.ended == "drained"
+    assert machine.work.states.handed_to, "somebody has it"
+    swarm.run_until(lambda: swarm.of("state_restored") or swarm.is_over())
+    for restored in swarm.of("state_restored"):
+        assert restored["saved_round"] >= left_round
+    swarm.run_until(swarm.is_over)
+
+
+def test_what_does_not_fit_into_the_quota_is_not_kept_and_said() -> None:
+    swarm = Swarm(5, 4, bytes_max=10)
+    swarm.run_until(lambda: swarm.of("guard_failed"))
+    assert {fields["code"] for fields in swarm.of("guard_failed")} == {"disk_limit"}
+    assert not any(guarded_on(peer.disk) for peer in swarm.cluster.peers)
+    assert not [name for p in swarm.cluster.peers for name in p.disk["files"] if "guard" in name]

@@ -1,0 +1,69 @@
+"""STAG-01 with real daemons: the peers of a stage are killed and their homes lost; training goes on
+from a snapshot that peers of the other stage kept."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from daemons import Daemons, daemons
+
+from swarmd.home import home_at
+
+pytestmark = [pytest.mark.process, pytest.mark.swarm, pytest.mark.slow]
+
+GUARD_ROUNDS = 2
+
+
+def events(swarm: Daemons, name: str, event: str) -> list[dict[str, Any]]:
+    path = home_at(swarm.peers[name].home).events_file
+    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+    found = [json.loads(line) for line in lines if line.endswith("}")]
+    return [told for told in found if told["event"] == event]
+
+
+def test_a_stage_that_was_lost_with_its_disks_is_restored_without_an_operator(
+    tmp_path: Path,
+) -> None:
+    settings = {"inner_steps": 4, "total_steps": 4000, "guard_rounds": GUARD_ROUNDS}
+    with daemons(tmp_path, stages=2, peers_min=4, **settings) as swarm:
+        names = [f"p{number}" for number in range(4)]
+        swarm.start("p0", first=True)
+        for name in names[1:]:
+            swarm.start(name, via="p0")
+
+        def round_of(name: str) -> int:
+            return int(swarm.status(name)["progress"]["outer_round"])
+
+        def stage_of(name: str) -> int:
+            return int(swarm.status(name)["stage"]["index"])
+
+        swarm.wait("all train", lambda: all(round_of(name) >= 3 for name in names))
+        last = [name for name in names if stage_of(name) == 1]
+        left = [name for name in names if name not in last]
+        swarm.wait(
+            "the last stage is guarded",
+            lambda: any(
+                e["stage"] == 1 for name in left for e in events(swarm, name, "state_guarded")
+            ),
+        )
+        before = {name: round_of(name) for name in left}
+        for name in last:
+            swarm.kill(name)
+            shutil.rmtree(swarm.peers[name].home)
+
+        restored = swarm.wait(
+            "somebody restores it",
+            lambda: [e for name in left for e in events(swarm, name, "state_restored")],
+        )
+        assert restored[0]["stage"] == 1
+        lost = restored[0]["data"]["rounds_lost"]
+        print(f"rounds lost {lost}, guarded every {GUARD_ROUNDS}")
+        assert 0 <= lost <= GUARD_ROUNDS + 1
+        swarm.wait(
+            "training goes on",
+            lambda: all(round_of(name) >= before[name] + 2 for name in left),
+        )
