@@ -11,13 +11,15 @@ from __future__ import annotations
 
 import inspect
 import random
+import ssl
 from collections.abc import Callable, Iterator
 from dataclasses import fields
 from typing import Any
 
 import msgpack
 
-from swarmd.net import certificates, relay
+from swarmd.net import certificates, dial_back, mdns, relay
+from swarmd.net.addresses import BadAddress, parse_address
 from swarmd.net.frames import (
     ACK,
     HEADER,
@@ -42,6 +44,9 @@ from swarmd.protocols.records import read_record
 PEER = PeerId("12D3KooWGC8xfFjnnHnZeCVv1xZQ5PYvhDYQZ5GUJmZ3N2kFbG1S")
 WINDOW_BYTES = 64 << 10
 STORE_BYTES = 1 << 20
+HOST = "192.0.2.7"
+DIALLED = (f"/ip4/{HOST}/tcp/4710", f"/ip4/{HOST}/tcp/4711")
+"""Addresses that a dial-back question or answer is about."""
 
 
 def feed(data: bytes) -> None:
@@ -117,6 +122,28 @@ def _take_frame(
         decode_hello(body)
 
 
+def _read_dial_back(body: bytes) -> None:
+    """A question of a peer at HOST, and the same bytes as an answer to ours."""
+    plain = wire.unpack(body)
+    for plane, address in dial_back.asked_at(HOST, plain):
+        assert plane in dial_back.PLANES
+        assert parse_address(address).host == HOST, "nobody else's door is knocked at"
+    for cause in dial_back.causes_said(plain, DIALLED).values():
+        assert len(cause) <= dial_back.CAUSE_CHARS_MAX
+
+
+def _read_lan_packet(packet: bytes) -> None:
+    found = mdns.decode_packet(packet)
+    if not isinstance(found, mdns.Sighting):
+        return
+    assert len(found.addresses) <= mdns.ADDRESSES_MAX
+    for text in found.addresses:
+        try:
+            parse_address(text)
+        except BadAddress:
+            continue
+
+
 READERS: tuple[Callable[[bytes], object], ...] = (
     _read_message,
     _read_frames,
@@ -124,6 +151,8 @@ READERS: tuple[Callable[[bytes], object], ...] = (
     read_record,
     relay.decode_message,
     _read_certificate,
+    _read_dial_back,
+    _read_lan_packet,
 )
 
 
@@ -149,9 +178,14 @@ def examples(rng: random.Random) -> Iterator[bytes]:
     hop = relay.encode_message([(1, 1), (2, b"\x0a\x03abc"), (5, 100)])
     yield bytes([READERS.index(relay.decode_message)]) + hop[1:]
     pem, _ = certificates.make_certificate(rng.randbytes(32))
-    import ssl
-
     yield bytes([READERS.index(_read_certificate)]) + ssl.PEM_cert_to_DER_cert(pem)
+    question = {"control": [DIALLED[0], "/ip4/10.0.0.1/tcp/1"], "bulk": [DIALLED[1]]}
+    yield bytes([READERS.index(_read_dial_back)]) + msgpack.packb(question)
+    answer = question | {DIALLED[0]: "", DIALLED[1]: "timeout"}
+    yield bytes([READERS.index(_read_dial_back)]) + msgpack.packb(answer)
+    yield bytes([READERS.index(_read_lan_packet)]) + mdns.encode_question()
+    sighting = mdns.Sighting(PEER, "ab" * 32, DIALLED)
+    yield bytes([READERS.index(_read_lan_packet)]) + mdns.encode_sighting(sighting)
 
 
 def plausible_fields(kind: type[Message], rng: random.Random) -> dict[str, Any]:

@@ -37,6 +37,7 @@ HOLDS_S = 2 * RECHECK_S
 SERVED_EVERY_S = 10.0
 DIAL_EACH_S = 4.0
 ANSWER_S = 30.0
+CAUSE_CHARS_MAX = 40
 LENGTH = struct.Struct("!H")
 
 PLANES = ("control", "bulk")
@@ -49,11 +50,8 @@ async def ask(carrier: StreamCarrier, ours: Mapping[str, Sequence[str]]) -> dict
     """Cause by address, empty where it works. Raises CarrierEnded or RemoteProtocolError."""
     with trio.move_on_after(ANSWER_S):
         await _write(carrier, {plane: list(ours[plane]) for plane in PLANES})
-        said = await _read(carrier)
-        if not isinstance(said, dict):
-            raise RemoteProtocolError("malformed", "dial-back answer is not a map")
-        asked = (address for plane in PLANES for address in ours[plane])
-        return {a: str(said[a])[:40] for a in asked if isinstance(said.get(a), str)}
+        said = wire.unpack(await _read(carrier))
+        return causes_said(said, [address for plane in PLANES for address in ours[plane]])
     raise CarrierEnded("stalled", f"no dial-back answer within {ANSWER_S:.0f} s")
 
 
@@ -75,7 +73,7 @@ class DialBackServer:
                 raise RemoteProtocolError("rate_exceeded", "dial-back questions")
             self._served_s[peer] = now_s
             answer: dict[str, str] = {}
-            asked = self._theirs(await _read(carrier), host)
+            asked = asked_at(host, wire.unpack(await _read(carrier)))
             with trio.move_on_after(ANSWER_S / 2):
                 for plane, address in asked:
                     answer[address] = await self._try(peer, plane, address)
@@ -87,16 +85,6 @@ class DialBackServer:
         finally:
             carrier.close_now()
 
-    def _theirs(self, asked: object, host: str) -> list[tuple[str, str]]:
-        """(plane, address) of those asked for that are at the asker's own host."""
-        found = []
-        for plane in PLANES:
-            addresses = asked.get(plane) if isinstance(asked, dict) else None
-            if not isinstance(addresses, list) or len(addresses) > limits.ADDRESSES_MAX:
-                raise RemoteProtocolError("malformed", "dial-back question")
-            found += [(plane, text) for text in addresses if _is_at(host, text)]
-        return list(dict.fromkeys(found))
-
     async def _try(self, peer: PeerId, plane: str, address: str) -> str:
         with trio.move_on_after(DIAL_EACH_S):
             try:
@@ -105,6 +93,24 @@ class DialBackServer:
             except (DialFailed, CarrierEnded) as failed:
                 return failed.cause
         return "timeout"
+
+
+def asked_at(host: str, asked: object) -> list[tuple[str, str]]:
+    """(plane, address) of a question, those at the asker's own host. Raises RemoteProtocolError."""
+    found = []
+    for plane in PLANES:
+        addresses = asked.get(plane) if isinstance(asked, dict) else None
+        if not isinstance(addresses, list) or len(addresses) > limits.ADDRESSES_MAX:
+            raise RemoteProtocolError("malformed", "dial-back question")
+        found += [(plane, text) for text in addresses if _is_at(host, text)]
+    return list(dict.fromkeys(found))
+
+
+def causes_said(said: object, asked: Sequence[str]) -> dict[str, str]:
+    """Of an answer, what was asked for. Raises RemoteProtocolError."""
+    if not isinstance(said, dict):
+        raise RemoteProtocolError("malformed", "dial-back answer is not a map")
+    return {a: str(said[a])[:CAUSE_CHARS_MAX] for a in asked if isinstance(said.get(a), str)}
 
 
 def _is_at(host: str, text: object) -> bool:
@@ -154,9 +160,9 @@ async def _write(carrier: StreamCarrier, value: object) -> None:
     await carrier.send([LENGTH.pack(len(body)), body])
 
 
-async def _read(carrier: StreamCarrier) -> object:
+async def _read(carrier: StreamCarrier) -> bytes:
     head = bytearray(LENGTH.size)
     await carrier.receive_into(memoryview(head))
     body = bytearray(LENGTH.unpack(head)[0])
     await carrier.receive_into(memoryview(body))
-    return wire.unpack(body)
+    return bytes(body)
