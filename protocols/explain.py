@@ -179,6 +179,8 @@ def _stage(facts: Situation) -> Reason | None:
     return Reason(
         code=code,
         text=text,
+        hint=subject.get("hint"),
+        state="waiting",
         stage=stage if isinstance(stage, int) else facts.stage,
         peer=peer if isinstance(peer, str) else None,
         round=facts.round,

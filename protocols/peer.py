@@ -30,6 +30,7 @@ from swarmd.protocols.messages import control, gossip, is_of, ledger, mixing
 from swarmd.protocols.messages import pipeline as pipeline_messages
 from swarmd.protocols.messages import state as state_messages
 from swarmd.protocols.operator_words import obey
+from swarmd.protocols.paths import Paths
 from swarmd.protocols.pauses import Pauses
 from swarmd.protocols.peer_setup import PeerSetup
 from swarmd.protocols.reasons import Reason, SecondsByReason
@@ -70,8 +71,7 @@ class PeerMachine:
         self.reasons = SecondsByReason(Reason(code="starting", text="joining"), now_s)
         self.coverage: Coverage = coverage_of(membership.view(now_s), setup.shape.stages)
         self.rejected: Counter[tuple[PeerId, str]] = Counter()
-        self.entry_causes: dict[PeerId, dict[str, str]] = {}
-        """Entry addresses that do not answer, with why."""
+        self.paths = Paths()
         self.failed: Reason | None = None
         self.pauses = Pauses()
         self.standstill = Standstill(self.peer, setup.stall_after_s, now_s)
@@ -114,8 +114,7 @@ class PeerMachine:
                 effects = self.membership.handle(event, now_s)
                 return effects + self.work.handle(event, now_s)
             case fx.DialFailed(peer, causes):
-                if peer in self.setup.entries:
-                    self.entry_causes[peer] = dict(causes)
+                self.paths.failed(peer, causes, now_s)
                 return self.membership.handle(event, now_s) + self.work.handle(event, now_s)
             case fx.TimerFired(name):
                 return self._timer(name, event, now_s)
@@ -176,7 +175,7 @@ class PeerMachine:
         accepted, effects = self.greeting.heard_hello(peer, hello)
         if not accepted:
             return effects
-        self.entry_causes.pop(peer, None)
+        self.paths.found(peer)
         if not hello.is_reply:
             effects += self.greeting.hello(peer, self.membership.signed, is_reply=True)
         effects += self.membership.handle(fx.LinkUp(peer), now_s)

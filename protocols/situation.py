@@ -33,11 +33,7 @@ def situation_of(peer: PeerMachine, now_s: float) -> Situation:
         is_complete=peer.leases.is_complete,
         syncing=peer.work.seat.reason(now_s),
         seating=_seating(peer),
-        entry_causes=tuple(
-            (address, cause)
-            for _, causes in sorted(peer.entry_causes.items())
-            for address, cause in sorted(causes.items())
-        ),
+        entry_causes=peer.paths.causes_of(peer.setup.entries),
         entries_tried=bool(peer.setup.entries),
         present=peer.membership.roster.present_count,
         was_with_others=peer.was_with_others,
@@ -99,7 +95,12 @@ def _stall_text(peer: PeerMachine, waiting: Waiting | None, now_s: float) -> str
 
 
 def _waiting(peer: PeerMachine, now_s: float) -> Waiting | None:
-    """What the pipeline waits for, once it has for longer than a hiccup."""
+    """What the pipeline waits for, once it has for longer than a hiccup. Nearest to the cause
+    first: nothing comes from a stage that cannot be reached."""
+    if peer.work.stage is not None:
+        missing = peer.paths.missing(peer.work.stage, peer.coverage, now_s)
+        if missing is not None:
+            return missing
     pipeline = peer.work.pipeline
     found = None if pipeline is None else pipeline.waiting(now_s)
     if found is None or now_s - found.subject.get("since_s", now_s) < HICCUP_S:

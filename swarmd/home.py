@@ -71,6 +71,11 @@ class Home:
         return self.state / "known_peers.json"
 
     @property
+    def traffic_file(self) -> Path:
+        """What this month's traffic was, for the quota."""
+        return self.state / "traffic.json"
+
+    @property
     def events_file(self) -> Path:
         return self.state / "events.jsonl"
 

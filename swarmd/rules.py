@@ -1,8 +1,8 @@
-"""When this peer may compute: the user's hours, power, quiet and heat. Pure: facts in, reason out.
+"""When this peer may compute: hours, power, quiet, heat, traffic. Pure: facts in, reason out.
 
 A rule that does not hold pauses the peer with a code of its own (`outside_schedule`, `on_battery`,
-`not_idle`, `over_temperature`); when none is broken any more, it goes on. What flickers has two
-thresholds, so that a peer does not load and unload its stage every few seconds.
+`not_idle`, `over_temperature`, `quota_exhausted`); when none is broken any more, it goes on. What
+flickers has two thresholds, so that a peer does not load and unload its stage every few seconds.
 
 What cannot be measured breaks no rule: a machine without a battery is not on battery.
 """
@@ -35,6 +35,8 @@ class Facts:
     quiet_for_s: float = 0.0
     """Since `others_share` was last above QUIET_SHARE."""
     temperature_c: float | None = None
+    month_bytes: int = 0
+    """Sent and received in this month."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +55,7 @@ def broken_rule(config: PeerConfig, facts: Facts, held: str | None) -> Broken | 
         or _battery(config, facts)
         or _idle(config, facts, held)
         or _temperature(config, facts, held)
+        or _quota(config, facts)
     )
 
 
@@ -100,6 +103,24 @@ def _temperature(config: PeerConfig, facts: Facts, held: str | None) -> Broken |
     return Broken("over_temperature", f"{found:.0f} °C, the limit is {limit} °C")
 
 
+def _quota(config: PeerConfig, facts: Facts) -> Broken | None:
+    """A paused peer stays a member, so a little more goes through: gossip, not tensors."""
+    quota = config.quota_month
+    if quota is None or facts.month_bytes < quota:
+        return None
+    first = facts.at.replace(day=1, hour=0, minute=0, second=0, microsecond=0)
+    ends = (first + timedelta(days=32)).replace(day=1)
+    text = f"{_size(facts.month_bytes)} of your {_size(quota)} a month are used up"
+    return Broken("quota_exhausted", text, (ends - facts.at).total_seconds())
+
+
+def _size(size_bytes: int) -> str:
+    for factor, unit in ((10**12, "TB"), (10**9, "GB"), (10**6, "MB"), (10**3, "kB")):
+        if size_bytes >= factor:
+            return f"{size_bytes / factor:.3g} {unit}"
+    return f"{size_bytes} B"
+
+
 def has_rules(config: PeerConfig) -> bool:
     """Whether anything has to be watched at all."""
     return (
@@ -107,4 +128,5 @@ def has_rules(config: PeerConfig) -> bool:
         or not config.on_battery
         or config.only_idle
         or config.temp_limit is not None
+        or config.quota_month is not None
     )

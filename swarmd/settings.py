@@ -274,7 +274,6 @@ SETTINGS: tuple[Setting, ...] = (
     ),
     Setting(
         name="quota_month", section="limits", grammar=SIZE, is_live=True,
-        is_obeyed=False,
         help="Cap on traffic in a month.",
     ),
     Setting(

@@ -14,6 +14,9 @@ and why:
 
 Rules: assume that any library call may hang and that any library task may raise. An exception that
 leaves a stream handler or a notifee would end the process, so none does.
+
+Longer than our files are: what touches the library stands together, so that an upgrade of it is
+read against one file.
 """
 
 from __future__ import annotations

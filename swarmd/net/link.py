@@ -12,7 +12,7 @@ its sockets open for ever). If our own loop was late, the others get the time ba
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import trio
 
@@ -213,17 +213,3 @@ class Link:
         """Bytes of frames, of this link alone."""
         sent = self.statistics().bytes_by_purpose
         return Counter({purpose: out for purpose, (out, _) in sent.items()})
-
-
-def added(past: LinkStatistics, now: LinkStatistics) -> LinkStatistics:
-    """Figures of a link, counted on from those of former links to the same peer."""
-    before = past.bytes_by_purpose
-    return replace(
-        now,
-        wire_bytes_sent=past.wire_bytes_sent + now.wire_bytes_sent,
-        wire_bytes_received=past.wire_bytes_received + now.wire_bytes_received,
-        bytes_by_purpose={
-            purpose: (before[purpose][0] + out, before[purpose][1] + back)
-            for purpose, (out, back) in now.bytes_by_purpose.items()
-        },
-    )

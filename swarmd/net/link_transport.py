@@ -21,10 +21,12 @@ from swarmd.errors import LinkClosed, LocalProtocolError
 from swarmd.net.dialling import DialRace
 from swarmd.net.frames import NO_SHAPE, NONCE_BYTES, Hello, goodbye
 from swarmd.net.handshake import hear_hello, say_hello
-from swarmd.net.link import Link, LinkLimits, added
+from swarmd.net.link import Link, LinkLimits
+from swarmd.net.past_links import Denied, PastLinks
 from swarmd.net.pump import Plane, Wakeup
 from swarmd.net.transport import (
     Answer,
+    CapHeld,
     DialEnded,
     FrameArrived,
     LinkEnded,
@@ -47,9 +49,6 @@ RACE_S = 2.0
 """Two control streams this close together come from a simultaneous dial."""
 GOODBYE_ALL_S = 1.0
 RELAYS_TRIED_MAX = 4
-REMEMBERED_MAX = 4096
-DENIED_MAX = 4096
-"""Former neighbours whose counts are kept; more would be churn made on purpose."""
 
 
 class LinkTransport:
@@ -70,15 +69,11 @@ class LinkTransport:
         self._shape = shape
         self._nonce = (rng or random.SystemRandom()).randbytes(NONCE_BYTES)
         self._links: dict[PeerId, Link] = {}
-        self._sent_before: Counter[str] = Counter()
-        """By purpose, over links that ended."""
-        self._past: dict[PeerId, LinkStatistics] = {}
-        """Of links that ended, up to then; a new link to the peer counts on from there."""
-        self._past_ended_s: dict[PeerId, float] = {}
+        self._past = PastLinks()
         self._dials: dict[PeerId, DialRace] = {}
         self._welcoming: set[PeerId] = set()
         """Their HELLO was heard and accepted, ours is not out yet."""
-        self._denied_until_s: dict[PeerId, float] = {}
+        self._denied = Denied()
         self._events: deque[tuple[TransportEvent, Plane | None, int, int]] = deque()
         self._event_came = Wakeup()
         self._counts: Counter[str] = Counter()
@@ -127,7 +122,7 @@ class LinkTransport:
             return
         if peer == self.peer_id:
             self._tell(DialEnded(peer, dict.fromkeys(addresses, "error")))
-        elif self._is_denied(peer):
+        elif peer in self._denied:
             self._tell(DialEnded(peer, dict.fromkeys(addresses, "refused")))
         else:
             self._dials[peer] = DialRace(
@@ -164,10 +159,7 @@ class LinkTransport:
 
     def drop(self, peer: PeerId, reason: str, *, deny_s: float = 0.0) -> None:
         if deny_s > 0:
-            self._denied_until_s.pop(peer, None)
-            self._denied_until_s[peer] = trio.current_time() + deny_s
-            while len(self._denied_until_s) > DENIED_MAX:
-                del self._denied_until_s[next(iter(self._denied_until_s))]
+            self._denied.add(peer, deny_s)
         dial = self._dials.get(peer)
         if dial is not None:
             dial.scope.cancel()
@@ -177,9 +169,8 @@ class LinkTransport:
             link.drop("dropped", reason)
 
     def statistics(self) -> list[LinkStatistics]:
-        old_s = trio.current_time() - self._limits.remember_s
-        found = {p: s for p, s in self._past.items() if self._past_ended_s[p] > old_s}
-        found |= {peer: self._figures(link) for peer, link in self._links.items()}
+        found = self._past.lately(self._limits.remember_s)
+        found |= {peer: self._past.counted_on(link) for peer, link in self._links.items()}
         return [found[peer] for peer in sorted(found)]
 
     def observed(self) -> dict[PeerId, str]:
@@ -192,9 +183,11 @@ class LinkTransport:
         return wire.sent, wire.received
 
     def sent_by_purpose(self) -> dict[str, int]:
-        return dict(
-            sum((link.sent_by_purpose() for link in self._links.values()), self._sent_before)
-        )
+        live = (link.sent_by_purpose() for link in self._links.values())
+        return dict(sum(live, self._past.sent_by_purpose))
+
+    def caps(self) -> list[CapHeld]:
+        return self._underlay.held()
 
     def counters(self) -> dict[str, int]:
         floods = sum(link.control.floods for link in self._links.values())
@@ -294,7 +287,7 @@ class LinkTransport:
         """A peer opened a bulk carrier."""
         link = self._links.get(peer)
         try:
-            if link is None or self._is_denied(peer):
+            if link is None or peer in self._denied:
                 self._counts["bulk_without_link"] += 1
                 return
             hello = await hear_hello(carrier, "bulk", self._limits.hello_s)
@@ -314,7 +307,7 @@ class LinkTransport:
         """Why a control carrier is turned away; empty if it is not."""
         if self._closing:
             return "closing"
-        if self._is_denied(peer):
+        if peer in self._denied:
             return "denied"
         dial, old = self._dials.get(peer), self._links.get(peer)
         if dial is not None and dial.greeting and self.peer_id < peer:
@@ -374,25 +367,11 @@ class LinkTransport:
         finally:
             del self._links[link.peer]
             self._underlay.link_ended(link.peer)
-            self._remember(link)
+            self._past.remember(link)
+            self._counts["control_flood"] += link.control.floods
             link.gone.set()
             if not self._closing or self._nursery is not None:
                 self._tell(LinkEnded(link.peer, cause))
-
-    def _figures(self, link: Link) -> LinkStatistics:
-        past = self._past.get(link.peer)
-        return link.statistics() if past is None else added(past, link.statistics())
-
-    def _remember(self, link: Link) -> None:
-        figures = self._figures(link)
-        self._sent_before += link.sent_by_purpose()
-        self._past.pop(link.peer, None)
-        self._past[link.peer] = figures
-        self._counts["control_flood"] += link.control.floods
-        self._past_ended_s[link.peer] = trio.current_time()
-        while len(self._past) > REMEMBERED_MAX:
-            del self._past_ended_s[next(iter(self._past))]
-            del self._past[next(iter(self._past))]
 
     def _deliver(self, event: FrameArrived, plane: Plane, lane: int, size: int) -> None:
         self._events.append((event, plane, lane, size))
@@ -408,15 +387,6 @@ class LinkTransport:
             if isinstance(event, FrameArrived) and event.payload is not None:
                 self._store.release(event.payload)
         self._events.clear()
-
-    def _is_denied(self, peer: PeerId) -> bool:
-        until_s = self._denied_until_s.get(peer)
-        if until_s is None:
-            return False
-        if trio.current_time() < until_s:
-            return True
-        del self._denied_until_s[peer]
-        return False
 
     def _count_violation(self, peer: PeerId, error: RemoteProtocolError) -> None:
         self._counts[error.code] += 1

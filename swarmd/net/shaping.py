@@ -13,17 +13,21 @@ rates are the same, only the halves are not. It works where the kernel's netem i
 
 from __future__ import annotations
 
+import math
 import random
 from collections import deque
 from dataclasses import dataclass
 
 import trio
 
+from swarmd.net.transport import CapHeld, Way
 from swarmd.net.underlay import Buffer, Tally
 from swarmd.units import LinkShape
 
 BURST_S = 0.1
 """A bucket holds this much of its rate: enough to wake late, too little to show over a second."""
+
+HELD_WINDOW_S = 30.0
 
 LATE_S_MAX = 0.5
 """A path makes up for so much of our own lateness, at most."""
@@ -36,6 +40,15 @@ class TokenBucket:
         self.bytes_per_s = bytes_per_s
         self._level = bytes_per_s * BURST_S
         self._at_s = trio.current_time()
+        self._waiting = 0
+        self._held_s = 0.0
+        self._held_at_s = self._at_s
+
+    @property
+    def held_share(self) -> float:
+        """Of the time, how much somebody waits here: over the last half minute or so."""
+        self._book()
+        return min(1.0, self._held_s / HELD_WINDOW_S)
 
     def debit(self, size: int) -> None:
         self._refill()
@@ -45,9 +58,24 @@ class TokenBucket:
         """Until nothing is owed. Others may owe again by then: they were first."""
         self._refill()
         while self._level < 0:
-            # A little longer, or rounding may leave a debt too small to sleep for.
-            await trio.sleep(-self._level / self.bytes_per_s + 1e-4)
+            self._book()
+            self._waiting += 1
+            try:
+                # A little longer, or rounding may leave a debt too small to sleep for.
+                await trio.sleep(-self._level / self.bytes_per_s + 1e-4)
+            finally:
+                self._book()
+                self._waiting -= 1
             self._refill()
+
+    def _book(self) -> None:
+        """Seconds in which anybody waited, older ones fading."""
+        now_s = trio.current_time()
+        passed_s, self._held_at_s = now_s - self._held_at_s, now_s
+        fades = math.exp(-passed_s / HELD_WINDOW_S)
+        self._held_s *= fades
+        if self._waiting:
+            self._held_s += HELD_WINDOW_S * (1.0 - fades)
 
     def _refill(self) -> None:
         now_s = trio.current_time()
@@ -70,6 +98,11 @@ class Caps:
     def set(self, up_bytes_per_s: float | None, down_bytes_per_s: float | None) -> None:
         self.up = TokenBucket(up_bytes_per_s) if up_bytes_per_s else None
         self.down = TokenBucket(down_bytes_per_s) if down_bytes_per_s else None
+
+    def held(self) -> list[CapHeld]:
+        """The caps there are."""
+        both: tuple[tuple[Way, TokenBucket | None], ...] = (("up", self.up), ("down", self.down))
+        return [CapHeld(way, b.bytes_per_s, b.held_share) for way, b in both if b is not None]
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,7 +42,7 @@ from swarmd.net.shaping import Bend, Caps, Path, bend_of
 from swarmd.net.sockets import Doorway, RawStream, connect, double_of, listen
 from swarmd.net.stream_carrier import StreamCarrier
 from swarmd.net.tls_bulk import BulkKeys, Refused, accept_tls, connect_tls
-from swarmd.net.transport import Answer, PayloadStore
+from swarmd.net.transport import Answer, CapHeld, PayloadStore
 from swarmd.net.underlay import Acceptor, Carrier, CarrierEnded, Channel, DialFailed
 from swarmd.protocols.errors import RemoteProtocolError
 from swarmd.protocols.ids import PeerId, short_id
@@ -199,6 +199,9 @@ class SwarmUnderlay:
 
     def relay_addresses(self, neighbours: Sequence[PeerId]) -> Sequence[str]:
         return [circuit_address(peer) for peer in neighbours]
+
+    def held(self) -> list[CapHeld]:
+        return self.caps.held()
 
     def count(self) -> dict[str, int]:
         return dict(self.host.counts)

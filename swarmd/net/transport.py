@@ -64,6 +64,7 @@ class DialEnded:
 
 
 Answer = Literal["yes", "no", "unknown"]
+Way = Literal["up", "down"]
 TransportEvent = FrameArrived | LinkOpened | LinkEnded | DialEnded
 
 
@@ -97,6 +98,16 @@ class LinkStatistics:
     bytes_by_purpose: dict[str, tuple[int, int]]
     """Priority name to (sent, received), frames only."""
     queued_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class CapHeld:
+    """One of our own caps on traffic. `share`: of the last half minute, how much transfers waited
+    for it."""
+
+    way: Way
+    bytes_per_s: float
+    share: float
 
 
 class Transport(Protocol):
@@ -155,6 +166,10 @@ class Transport(Protocol):
 
     def sent_by_purpose(self) -> dict[str, int]:
         """Frames sent since the start, bytes by priority name; also over links that ended."""
+        ...
+
+    def caps(self) -> list[CapHeld]:
+        """Our own caps on what all links use together, and whether they bite."""
         ...
 
     def counters(self) -> dict[str, int]:

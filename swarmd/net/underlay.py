@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from swarmd.net.frames import Hello
-from swarmd.net.transport import Answer
+from swarmd.net.transport import Answer, CapHeld
 from swarmd.protocols.ids import PeerId
 
 Buffer = bytes | bytearray | memoryview
@@ -136,6 +136,10 @@ class Underlay(Protocol):
         ...
 
     def link_ended(self, peer: PeerId) -> None: ...
+
+    def held(self) -> list[CapHeld]:
+        """Our own caps, and whether they bite."""
+        ...
 
     def count(self) -> dict[str, int]:
         """Refusals below the links, by reason."""

@@ -31,6 +31,7 @@ from swarmd.node.lane import ComputeLane
 from swarmd.node.late_store import LateStore
 from swarmd.node.life import Life
 from swarmd.node.make_machine import make_machine, pipeline_limits
+from swarmd.node.month_traffic import MonthTraffic
 from swarmd.node.open_transport import open_lan_discovery, open_transport
 from swarmd.node.open_web import open_web
 from swarmd.node.peer_memory import PeerMemory
@@ -233,8 +234,12 @@ class PeerNode:
             self.reporter.now_utc,
         )
         self._nursery.start_soon(self._memory.keep)
+        traffic = MonthTraffic(life.home.traffic_file, self.transport.totals)
+        self._nursery.start_soon(traffic.keep)
         is_on_gpu = device is not None and device.kind == "cuda"
-        rules = RuleWatch(lambda: self.settings, driver.put, is_on_gpu=is_on_gpu)
+        rules = RuleWatch(
+            lambda: self.settings, driver.put, traffic.used_bytes, is_on_gpu=is_on_gpu
+        )
         self._nursery.start_soon(rules.run)
         await self._ended.wait()
         return self._outcome

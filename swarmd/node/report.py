@@ -12,6 +12,7 @@ import trio
 from swarmd.health import BAD, HealthBook
 from swarmd.json_record import utc
 from swarmd.net.transport import LinkStatistics
+from swarmd.node.caps_shown import hold_caps
 from swarmd.node.machine_parts import MachineParts
 from swarmd.node.peers_shown import peers_shown
 from swarmd.node.resources import ResourceMeter
@@ -218,6 +219,10 @@ class Reporter:
         else:
             self.health.clear("unreachable_from_outside")
         self._hold_disk()
+        if self._node.transport is not None:
+            work = None if self._node.machine is None else self._node.machine.work
+            round_s = None if work is None else work.round_median_s
+            hold_caps(self.health, self._node.transport.caps(), round_s)
         return self.health.health()
 
     def _hold_disk(self) -> None:

@@ -12,6 +12,7 @@ import shutil
 import subprocess
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import datetime
 
 import psutil
@@ -29,18 +30,21 @@ GPU_TEMPERATURE = ("nvidia-smi", "--query-gpu=temperature.gpu", "--format=csv,no
 
 
 class RuleWatch:
-    """settings: as they hold now. tell: the driver's `put`. is_on_gpu: whose heat counts."""
+    """settings: as they hold now. tell: the driver's `put`. month_bytes: of this month's traffic.
+    is_on_gpu: whose heat counts."""
 
     def __init__(
         self,
         settings: Callable[[], PeerConfig],
         tell: Callable[[fx.Event], None],
+        month_bytes: Callable[[], int],
         *,
         is_on_gpu: bool,
         facts: Callable[[], Facts] | None = None,
     ) -> None:
         self._settings = settings
         self._tell = tell
+        self._month_bytes = month_bytes
         self._look = facts or _Look(is_on_gpu).facts
         self._held: Broken | None = None
 
@@ -48,7 +52,8 @@ class RuleWatch:
         """Until cancelled."""
         while True:
             if has_rules(self._settings()) or self._held is not None:
-                self.note(await trio.to_thread.run_sync(self._look))
+                facts = await trio.to_thread.run_sync(self._look)
+                self.note(replace(facts, month_bytes=self._month_bytes()))
             await trio.sleep(LOOK_S)
 
     def note(self, facts: Facts) -> None:

@@ -16,7 +16,7 @@ def test_a_peer_is_found_on_the_local_network_and_both_can_be_dialled(tmp_path: 
         lan = ("--observe", "--lan-discovery", "on", "--shape", "20mbit,60ms")
         swarm.start("p0", *lan, first=True)
         run_id = swarm.wait("p0 has its run", lambda: swarm.status("p0")["run"]["id"])
-        swarm.start("p1", *lan, run=f"swarmd://{run_id}")
+        swarm.start("p1", *lan, "--quota-month", "2kB", run=f"swarmd://{run_id}")
         swarm.wait(
             "both see each other",
             lambda: all(swarm.status(name)["peers"]["alive"] == 2 for name in ("p0", "p1")),
@@ -29,6 +29,9 @@ def test_a_peer_is_found_on_the_local_network_and_both_can_be_dialled(tmp_path: 
         rtt_ms = swarm.wait("a round trip", lambda: swarm.entries("p0")[other]["rtt_ms"])
         assert rtt_ms >= 60
         assert swarm.entries("p0")[other]["path"] == "direct"
+        reason = swarm.status("p1")["reason"]
+        assert reason["code"] == "quota_exhausted", "it is a member all the same"
+        assert reason["eta_basis"] == "schedule"
 
 
 def test_boot_07_peers_that_cannot_dial_each_other_meet_through_a_third(tmp_path: Path) -> None:

@@ -40,6 +40,26 @@ async def test_an_overdrawn_bucket_makes_the_next_one_wait(autojump_clock: objec
     assert trio.current_time() - begun_s == pytest.approx(5.0, abs=0.01)
 
 
+async def test_a_bucket_knows_how_much_of_the_time_it_held_somebody_up(
+    autojump_clock: object,
+) -> None:
+    bucket = TokenBucket(1000.0)
+    assert bucket.held_share == 0.0
+    for _ in range(200):  # half of 100 s
+        bucket.debit(350)
+        await bucket.wait()
+        await trio.sleep(0.15)
+    assert 0.3 < bucket.held_share < 0.7
+    bucket.debit(100_000)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(bucket.wait)
+        nursery.start_soon(bucket.wait)
+        await trio.sleep(60.0)
+        assert 0.85 < bucket.held_share <= 1.0, "two who wait are one wait"
+    await trio.sleep(120.0)
+    assert bucket.held_share < 0.05, "it is forgotten"
+
+
 async def test_caps_can_change_and_go_away(autojump_clock: object) -> None:
     caps = Caps()
     assert caps.up is None

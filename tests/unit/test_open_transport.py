@@ -73,6 +73,9 @@ async def test_a_limit_of_the_settings_is_met_within_10_percent(side: str) -> No
     async with peers_with(ours, theirs) as pair:
         sizes = [300_000, 800_000, 800_000, 800_000]
         took_s = sum(sizes[1:]) / await goodput_bytes_per_s(pair, sizes)
+        (cap,) = (pair.a if side == "up" else pair.b).transport.caps()
+        assert (cap.way, cap.bytes_per_s) == (side, rate)
+        assert cap.share > 0.03, "it is known that the cap bites"
         # Whoever wakes late on a busy machine finds the bucket full once.
         assert BUSY * rate * took_s < sum(sizes[1:]) < (1.1 * took_s + BURST_S) * rate
 

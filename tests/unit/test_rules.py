@@ -76,7 +76,7 @@ def test_what_is_paused_for_heat_or_work_waits_until_it_is_clearly_over() -> Non
 def test_machine_is_told_once_when_a_rule_is_broken_and_once_when_none_is() -> None:
     told: list[fx.Command] = []
     settings = PeerConfig(on_battery=False)
-    watch = RuleWatch(lambda: settings, told.append, is_on_gpu=False, facts=lambda: CALM)  # type: ignore[arg-type]
+    watch = RuleWatch(lambda: settings, told.append, lambda: 0, is_on_gpu=False, facts=lambda: CALM)  # type: ignore[arg-type]
     for on_battery in (False, True, True, False, False):
         watch.note(replace(CALM, is_on_battery=on_battery))
     assert [command.args["code"] for command in told] == ["on_battery", None]
