@@ -8,9 +8,12 @@ A part is never torn; a part that is None is left out.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 
 LABEL_WIDTH = 11
+SPARKS = "▁▂▃▄▅▆▇"
+_ESCAPE = re.compile(r"\x1b\[[0-9;]*m")
 SEPARATOR = " · "
 
 
@@ -65,3 +68,26 @@ def table(
         ).rstrip()
         for cells in listed
     ]
+
+
+def sparkline(values: Sequence[float], width: int, *, marks: str = SPARKS) -> str:
+    """The values' shape in at most `width` characters; empty for fewer than two."""
+    if len(values) < 2:
+        return ""
+    width = min(width, len(values))
+    picked = [values[i * (len(values) - 1) // (width - 1)] for i in range(width)]
+    low, high = min(picked), max(picked)
+    span = (high - low) or 1.0
+    return "".join(marks[round((value - low) / span * (len(marks) - 1))] for value in picked)
+
+
+def clip(line: str, width: int) -> str:
+    """At most `width` columns of it. Colours take none, and are ended where they are cut."""
+    shown, taken = [], 0
+    for text in re.split(f"({_ESCAPE.pattern})", line):
+        if _ESCAPE.fullmatch(text):
+            shown.append(text)
+            continue
+        shown.append(text[: max(0, width - taken)])
+        taken += len(text)
+    return "".join(shown)

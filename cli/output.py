@@ -75,16 +75,24 @@ class Printer:
         return self._out.isatty()
 
     @property
+    def moves_cursor(self) -> bool:
+        """Whether a picture can be drawn over the last one."""
+        return self.is_terminal and self._env.get("TERM") != "dumb"
+
+    @property
     def width(self) -> int:
-        if not self.is_terminal:
-            return PIPE_WIDTH
-        columns = self._env.get("COLUMNS", "")
-        if columns.isdigit() and int(columns) > 0:
-            return max(WIDTH_MIN, int(columns))
+        """For layouts. A terminal that is narrower still breaks lines itself."""
+        return max(WIDTH_MIN, self._size()[0]) if self.is_terminal else PIPE_WIDTH
+
+    def _size(self) -> tuple[int, int]:
+        """Columns and rows of the terminal; what the environment says goes first."""
         try:
-            return max(WIDTH_MIN, os.get_terminal_size(self._out.fileno()).columns)
+            columns, rows = os.get_terminal_size(self._out.fileno())
         except (OSError, ValueError):
-            return 80
+            columns, rows = 80, 24
+        said = [self._env.get(name, "") for name in ("COLUMNS", "LINES")]
+        given = [int(text) if text.isdigit() and int(text) > 0 else None for text in said]
+        return given[0] or columns or 80, max(2, given[1] or rows or 24)
 
     # ----------------------------------------------------------------------------------------- data
 
@@ -101,11 +109,27 @@ class Printer:
 
     def redraw(self, lines: list[str], previous: int) -> int:
         """Replace the `previous` lines above by these. Returns how many to replace next time."""
+        shown = self.fitting(lines)
+        self._write(self._out, self.repainted(shown, previous))
+        return len(shown)
+
+    def repainted(self, lines: list[str], previous: int) -> str:
+        """What replaces the `previous` lines above by these, which must fit."""
         up = f"\x1b[{previous}A" if previous else ""
-        self._write(
-            self._out, up + "".join(f"{line.rstrip()}\x1b[K\n" for line in lines) + "\x1b[J"
-        )
-        return len(lines)
+        text = up + "".join(f"{line.rstrip()}\x1b[K\n" for line in lines) + "\x1b[J"
+        return self.plain(text)
+
+    def fitting(self, lines: list[str]) -> list[str]:
+        """What the terminal can show at once: a line that it broke, or one that has left it, could
+        not be replaced."""
+        from swarmd.cli.layout import clip
+
+        columns, rows = self._size()
+        return [clip(line, columns) for line in lines[: rows - 1]]
+
+    def plain(self, text: str) -> str:
+        """In the letters that this locale has."""
+        return text.translate(ASCII).encode("ascii", "replace").decode() if self._ascii else text
 
     def style(self, text: str, *styles: str) -> str:
         """Coloured where colours can be seen. Meaning never rests on it."""
@@ -140,10 +164,8 @@ class Printer:
             self._write(self._err, line + "\n")
 
     def _write(self, stream: TextIO, text: str) -> None:
-        if self._ascii:
-            text = text.translate(ASCII).encode("ascii", "replace").decode()
         try:
-            stream.write(text)
+            stream.write(self.plain(text))
             stream.flush()
         except BrokenPipeError as error:
             raise OutputClosed from error

@@ -39,13 +39,17 @@ from swarmd.node.service_manager import ServiceManager
 from swarmd.node.stopping import Watchdog, watch_lifeline, watch_other_signals, watch_signals
 from swarmd.node.talk import Talk
 from swarmd.peer_config import PeerConfig
+from swarmd.peers_record import Peers
 from swarmd.protocols.ids import RunId
 from swarmd.run_config import InvalidRun, RunConfig, run_from_canonical
 from swarmd.run_file import RunFile
 from swarmd.run_link import PeerAddress, RunLink
 from swarmd.run_source import RunSource, no_entry, require_stage
+from swarmd.status import Status
 
 log = logging.getLogger("swarmd.daemon")
+
+SHOW_EVERY_S = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,6 +67,8 @@ class JoinRequest:
     is_verbose: bool = False
     reread: Callable[[], PeerConfig] | None = None
     """The settings as they are now, for SIGHUP. Raises UserError."""
+    show: Callable[[Status, Peers], None] | None = None
+    """Told once a second how it stands, for a live picture. Must not wait."""
     say: Callable[[str], None] = field(default=lambda line: None)
     """One line for people, on standard error."""
 
@@ -160,6 +166,7 @@ class Daemon:
                 self._manager.tell(READY="1")
                 nursery.start_soon(self._manager.keep_told, self.node.reason, self._beats)
                 nursery.start_soon(watch_lifeline, self._lifeline_ended)
+                nursery.start_soon(self._keep_shown)
                 nursery.start_soon(self._live)
         assert self._end is not None
         return self._end
@@ -183,6 +190,13 @@ class Daemon:
         except* Exception as group:
             log.exception("daemon_failed")
             self.finish(End("internal_error", 1, f"{type(_only(group)).__name__}: {_only(group)}"))
+
+    async def _keep_shown(self) -> None:
+        show = self.request.show
+        while show is not None:
+            if self.node.machine is not None:
+                show(self.node.reporter.status(), self.node.reporter.peers())
+            await trio.sleep(SHOW_EVERY_S)
 
     def finish(self, end: End) -> None:
         """The first reason to end counts."""

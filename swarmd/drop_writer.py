@@ -28,11 +28,15 @@ class DropWriter:
 
     def write_line(self, text: str) -> None:
         """Never blocks, never raises for what is at the other end."""
+        self.write(text + "\n")
+
+    def write(self, text: str) -> None:
+        """As it is, and whole or not at all."""
         if self._is_closed:
             self.dropped += 1
             return
         try:
-            self._lines.put_nowait(text.encode("utf-8", "backslashreplace") + b"\n")
+            self._lines.put_nowait(text.encode("utf-8", "backslashreplace"))
         except queue.Full:
             self.dropped += 1
 

@@ -115,6 +115,7 @@ def _run_daemon(
     inject: tuple[str, ...],
 ) -> int:
     from swarmd import early_signals
+    from swarmd.cli.live_picture import LivePicture
     from swarmd.drop_writer import DropWriter
     from swarmd.home_lock import busy_error, is_held
     from swarmd.peer_config import effective_config
@@ -123,6 +124,10 @@ def _run_daemon(
         raise busy_error(session.home)  # before the second it takes to load the daemon
 
     talk = DropWriter(2)
+    say, show = _nothing if session.printer.is_quiet else talk.write_line, None
+    if LivePicture.is_possible(session.printer):
+        picture = LivePicture(session.printer, talk.write)
+        say, show = picture.say, picture.show
     with early_signals.noted():
         from swarmd.daemon import JoinRequest, run_daemon
 
@@ -139,7 +144,8 @@ def _run_daemon(
                     stays=stay,
                     is_verbose=session.printer.is_verbose,
                     reread=lambda: effective_config(session.home, flags=given).config,
-                    say=_nothing if session.printer.is_quiet else talk.write_line,
+                    show=show,
+                    say=say,
                 )
             )
         except Exception as error:

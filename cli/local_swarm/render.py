@@ -13,10 +13,10 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
+from swarmd.cli.layout import SPARKS, sparkline
 from swarmd.cli.local_swarm.view import PeerView, SwarmView
 from swarmd.result_records import Local
 
-SPARKS = "▁▂▃▄▅▆▇"
 SPARKS_ASCII = "_.-=*#@"
 
 
@@ -43,19 +43,19 @@ def size(value: float | None) -> str:
     return f"{value:.1f} TB"
 
 
+def sent_of_raw(sent: float | None, raw: float | None) -> str:
+    """`6.9 / 46.0 MB 6.7x`: in one unit where both have it, so that reasons have room."""
+    shown, whole = size(sent), size(raw)
+    if shown.rpartition(" ")[2] == whole.rpartition(" ")[2]:
+        shown = shown.rpartition(" ")[0] or shown
+    if not sent or not raw:
+        return f"{shown} / {whole}"
+    ratio = raw / sent
+    return f"{shown} / {whole} {ratio:.0f}x" if ratio >= 10 else f"{shown} / {whole} {ratio:.1f}x"
+
+
 def number(value: float | None, digits: int) -> str:
     return "-" if value is None else f"{value:.{digits}f}"
-
-
-def sparkline(values: Sequence[float], width: int, *, ascii_only: bool) -> str:
-    """The values' shape in `width` characters."""
-    if len(values) < 2:
-        return ""
-    marks = SPARKS_ASCII if ascii_only else SPARKS
-    picked = [values[i * (len(values) - 1) // (width - 1)] for i in range(width)]
-    low, high = min(picked), max(picked)
-    span = (high - low) or 1.0
-    return "".join(marks[round((value - low) / span * (len(marks) - 1))] for value in picked)
 
 
 def bar(done: float, width: int, *, ascii_only: bool) -> str:
@@ -178,7 +178,12 @@ def _peer_table(view: SwarmView) -> Table:
         ("sent / raw", "right"),
         ("reason", "left"),
     ):
-        table.add_column(name, justify=justify, no_wrap=name != "reason")  # type: ignore[arg-type]
+        table.add_column(
+            name,
+            justify=justify,  # type: ignore[arg-type]
+            no_wrap=name != "reason",
+            overflow="fold",
+        )
     for peer in view.peers:
         table.add_row(*_peer_row(peer))
     return table
@@ -190,7 +195,6 @@ def _peer_row(peer: PeerView) -> list[str]:
         get("communication.total.wire_bytes_sent"),
         get("communication.total.raw_bytes_sent"),
     )
-    ratio = f" {raw / sent:.1f}x" if sent and raw else ""
     return [
         peer.name,
         "-" if peer.stage is None else str(peer.stage),
@@ -199,7 +203,7 @@ def _peer_row(peer: PeerView) -> list[str]:
         number(get("progress.loss"), 3),
         rate(get("throughput.tokens_per_s_self")),
         number(get("throughput.compute_utilisation_total"), 2),
-        f"{size(sent)} / {size(raw)}{ratio}",
+        sent_of_raw(sent, raw),
         reason_of(peer),
     ]
 
@@ -213,10 +217,10 @@ def _progress(
 ) -> Text:
     done = view.step / total_steps
     text = (
-        f" round {view.round}  {bar(done, 28, ascii_only=ascii_only)}  {view.step} of {total_steps}"
+        f" round {view.round}  {bar(done, 16, ascii_only=ascii_only)}  {view.step} of {total_steps}"
     )
     if losses:
-        shape = sparkline(losses, 10, ascii_only=ascii_only)
+        shape = sparkline(losses, 10, marks=SPARKS_ASCII if ascii_only else SPARKS)
         text += f"  loss {losses[0]:.2f} {shape} {losses[-1]:.2f}"
     eta_s = view.maximum("progress.eta_s")
     if eta_s is not None:
