@@ -23,6 +23,7 @@ from numpy.typing import DTypeLike, NDArray
 
 from swarmd.data import INSTALL_HINT
 from swarmd.data.documents import EXIT_BAD_CONFIG, DataMissing
+from swarmd.data.word_cache import WordCache, ascii_rule
 from swarmd.errors import UserError
 
 SEPARATOR = 0
@@ -116,11 +117,18 @@ class JsonTokeniser:
                 f"one of {', '.join(END_TOKENS)} must be in its vocabulary",
             )
         self.separator: int = known[0]
+        rule = ascii_rule(body)
+        self._words = WordCache(self._ids, self.dtype, rule) if rule else None
 
     def encode(self, texts: Sequence[bytes]) -> list[NDArray[Any]]:
         decoded = [text.decode() for text in texts]
-        found = self._inner.encode_batch_fast(decoded, add_special_tokens=False)
-        return [np.array(item.ids, dtype=self.dtype) for item in found]
+        if self._words is not None:
+            return self._words.encode(decoded)
+        return [np.array(ids, dtype=self.dtype) for ids in self._ids(decoded)]
+
+    def _ids(self, texts: list[str]) -> list[list[int]]:
+        found = self._inner.encode_batch_fast(texts, add_special_tokens=False)
+        return [item.ids for item in found]
 
     def decode(self, ids: NDArray[Any]) -> bytes:
         parts: list[list[int]] = [[]]
