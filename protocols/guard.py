@@ -69,6 +69,13 @@ class Guard:
         self._keeping: tuple[int, Guarded] | None = None
         """Token, and what is being kept under it."""
         self._retry_s: dict[int, float] = {}
+        self.collecting: set[int] = set()
+        """Stages of which a snapshot is wanted now, for our own user."""
+
+    def collect(self, stages: Iterable[int]) -> None:
+        """Have a snapshot of each, as new as there is."""
+        self.collecting = set(stages)
+        self._retry_s.clear()
 
     @property
     def told(self) -> tuple[GuardedStage, ...]:
@@ -105,6 +112,9 @@ class Guard:
         return [view.peer for view in holders_of(self.fetch.stage, coverage)]
 
     def _due(self, coverage: Coverage, own_stage: int | None, now_s: float) -> int | None:
+        wanted = [stage for stage in sorted(self.collecting) if holders_of(stage, coverage)]
+        if wanted:
+            return wanted[0]
         for stage in range(coverage.stages):
             held = self.held.get(stage)
             target = self._target(stage, coverage)
@@ -168,10 +178,12 @@ class Guard:
         if isinstance(event, fx.FileFailed):
             return self._failed(guarded.stage, event.code, now_s)
         self.held[guarded.stage] = guarded
+        self.collecting.discard(guarded.stage)
         return [fx.Emit("state_guarded", {"stage": guarded.stage, "round": guarded.round})]
 
     def _failed(self, stage: int, code: str, now_s: float) -> list[fx.Effect]:
         self._retry_s[stage] = now_s + RETRY_S
+        self.collecting.discard(stage)
         return [fx.Emit("guard_failed", {"stage": stage, "code": code})]
 
 

@@ -40,6 +40,9 @@ def obey(peer: PeerMachine, command: fx.Command, now_s: float) -> list[fx.Effect
             return peer.membership.update_own(now_s, cordoned=command.name == "cordon")
         case "pin" | "unpin":
             return _pin(peer, command, now_s)
+        case "collect":
+            peer.work.states.collect()
+            return []
         case "forget":
             peer.membership.forget(PeerId(str(command.args["id"])))
             return []

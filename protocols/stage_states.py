@@ -42,6 +42,7 @@ class StageStates:
     ) -> None:
         self._own = own
         self._leases = leases
+        self._stages = setup.shape.stages
         self._rounds = setup.shape.rounds
         self._copies = setup.guard.copies
         self.guard = Guard(own, setup.shape.rounds, setup.guard, next_number, setup.guarded)
@@ -104,9 +105,13 @@ class StageStates:
                 effects += self._take_up_ledger(effect.fields["saved"])
             else:
                 effects.append(effect)
-        if self.seat.phase != "held":
+        if self.seat.phase != "held" and not self.guard.collecting:
             return [*effects, *self.guard.drop()]  # first our own
         return [*effects, *self.guard.review(coverage, self.seat.stage, linked, now_s)]
+
+    def collect(self) -> None:
+        """Have a snapshot of every stage but our own, which is written down anyway."""
+        self.guard.collect(stage for stage in range(self._stages) if stage != self.seat.stage)
 
     def _take_up_ledger(self, saved: SavedState) -> list[fx.Effect]:
         """Nobody trains: what was done is what the disks say, up to the round that is taken up."""
@@ -124,7 +129,7 @@ class StageStates:
         state that we fetch."""
         stage = self.seat.stage
         if stage is None:
-            return []
+            return self.guard.wants_links(coverage)
         near = [*coverage.active[stage + 1 :][:1], *coverage.active[stage : stage + 1]]
         beside = [view.peer for views in near for view in views if view.peer != self._own]
         return [*beside, *self.seat.wants_links(coverage), *self.guard.wants_links(coverage)]

@@ -1,4 +1,5 @@
-"""Where a run's model can be found on this machine: checkpoints of homes, or an exported folder.
+"""Where a run's model can be found on this machine: checkpoints of homes and what they guard of
+other stages, or an exported folder.
 
 `--from` names one of
 
@@ -57,7 +58,8 @@ def find_model(where: str | None, home: Home) -> SavedModel:
     if (folder / ABOUT).exists():
         return _of_export(folder, home)
     homes = [home_at(path) for path in (folder, *sorted(folder.iterdir())[:HOMES_MAX])]
-    return _of_homes([found for found in homes if found.checkpoints.is_dir()], None, str(folder))
+    with_state = [h for h in homes if h.checkpoints.is_dir() or h.guarded.is_dir()]
+    return _of_homes(with_state, None, str(folder))
 
 
 # ------------------------------------------------------------------------------------- checkpoints
@@ -68,8 +70,9 @@ def _of_homes(homes: list[Home], name: str | None, shown: str) -> SavedModel:
     run = known.config
     sound: list[Checkpoint] = []
     passed_over: list[Unusable] = []
-    for home in homes:
-        folder = CheckpointFolder(home.checkpoints, run.run_id)
+    places = [place for home in homes for place in (home.checkpoints, home.guarded)]
+    for place in places:
+        folder = CheckpointFolder(place, run.run_id)
         for stage in range(run.stages):
             try:
                 found, unusable = folder.find(stage)
@@ -107,7 +110,11 @@ def _run_of(homes: list[Home], name: str | None, shown: str) -> KnownRun:
     with_state = [
         run
         for run in runs
-        if any((home.checkpoints / run.config.run_id[:16]).is_dir() for home in homes)
+        if any(
+            (place / run.config.run_id[:16]).is_dir()
+            for home in homes
+            for place in (home.checkpoints, home.guarded)
+        )
     ]
     if not with_state:
         place = shown or str(homes[0].checkpoints if homes else "")

@@ -10,6 +10,8 @@ from swarmd.cli.framework import Parsed, Session, command, option
 from swarmd.units import parse_size
 
 FORMATS = ("hf-safetensors",)
+COLLECT_S = 600.0
+"""For the stages that others train."""
 
 
 @command(section="Runs and results")
@@ -32,8 +34,9 @@ FORMATS = ("hf-safetensors",)
 def export(session: Session, target: tuple[str, str], where: str | None, shard: int) -> int:
     """Write a run's whole model as a folder that transformers and llama.cpp's tools read.
 
-    From the newest round of which this home, or the homes below --from, have every stage. Training
-    may go on meanwhile. The folder appears complete or not at all, and nothing is overwritten.
+    From the newest round of which this home, or the homes below --from, have every stage. Without
+    --from, the daemon of this home first fetches the stages that others train. Training goes on
+    meanwhile. The folder appears complete or not at all, and nothing is overwritten.
     """
     from swarmd.cli import format as f
     from swarmd.cli.model_process import look
@@ -44,6 +47,8 @@ def export(session: Session, target: tuple[str, str], where: str | None, shard: 
     kind, folder = target[0], Path(target[1]).absolute()
     if kind not in FORMATS:
         raise click.BadParameter(f"{kind!r} is no format; there is {FORMATS[0]}")
+    if where is None:
+        where = _collected(session)
     model = find_model(where, session.home)
     if model.export is not None:
         raise click.BadParameter(f"{where} is an export already; copy it")
@@ -61,3 +66,22 @@ def export(session: Session, target: tuple[str, str], where: str | None, shard: 
     if model.run.boundary.kind == "anchored":
         session.printer.say("its stages have tables of their own: load it with trust_remote_code")
     return 0
+
+
+def _collected(session: Session) -> str | None:
+    """Have the daemon, if one runs, fetch what this home lacks. Returns its run."""
+    from swarmd.errors import UserError
+    from swarmd.local_api.client import NoDaemon
+
+    try:
+        found = session.ask("collect", {"deadline_s": COLLECT_S}, timeout_s=COLLECT_S + 10.0)
+    except NoDaemon:
+        return None
+    except UserError as error:
+        if error.code not in ("not_ready", "no_daemon"):
+            raise
+        return None
+    data = found.get("data") or {}
+    for stage in data.get("missing") or []:
+        session.printer.warn(f"nobody gave stage {stage}: taken from the disk, if it is there")
+    return data.get("run")

@@ -52,6 +52,7 @@ REQUESTS: dict[str, Request] = {
     "uncordon": Request("done", "args: none"),
     "pin": Request("done", "stage"),
     "unpin": Request("done", "args: none"),
+    "collect": Request("done", "deadline_s; fetches snapshots of the other stages. data.missing"),
     "inject": Request("done", "specs: list; clear: end all. data.active: what is active then"),
     "dump": Request("done", "all internal statistics, in data"),
 }

@@ -32,6 +32,9 @@ if TYPE_CHECKING:
     from swarmd.protocols.peer import PeerMachine
 
 LEAVE_POLL_S = 0.05
+COLLECT_POLL_S = 0.1
+COLLECT_S = 600.0
+"""For all stages together, unless the asker says otherwise."""
 ID_PART_CHARS_MIN = 4
 
 
@@ -56,6 +59,7 @@ def control_handlers(node: PeerNode) -> Handlers:
         "ledger": _Ledger(node),
         "peers_ping": _Ping(node),
         "peers_forget": _Forget(node),
+        "collect": _Collect(node),
         "inject": _Inject(node),
         "dump": _Dump(node),
     }
@@ -251,6 +255,28 @@ class _Simple(_Answer):
         self._node.driver.put(fx.Command(self._command, dict(args)))
         await trio.sleep(0)
         return Done(command=self._command)
+
+
+class _Collect(_Answer):
+    """Snapshots of the other stages onto this disk."""
+
+    async def __call__(self, args: Args) -> Any:
+        machine = _machine(self._node)
+        assert self._node.driver is not None
+        self._node.driver.put(fx.Command("collect"))
+        await trio.sleep(COLLECT_POLL_S)
+        guard = machine.work.states.guard
+        with trio.move_on_after(float(args.get("deadline_s") or COLLECT_S)):
+            while guard.collecting:
+                await trio.sleep(COLLECT_POLL_S)
+        wanted = set(range(machine.shape.stages)) - {machine.work.stage}
+        data = {
+            "run": machine.shape.run_id,
+            "rounds": {str(s): g.round for s, g in sorted(guard.held.items())},
+            "missing": sorted(guard.collecting | (wanted - guard.held.keys())),
+        }
+        guard.collecting.clear()
+        return Done(command="collect", data=data)
 
 
 class _Inject(_Answer):

@@ -5,11 +5,13 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-from daemons import Daemons, daemons
+from daemons import LIMIT_S, Daemons, daemons
 
 from swarmd.home import home_at
 
@@ -67,3 +69,55 @@ def test_a_stage_that_was_lost_with_its_disks_is_restored_without_an_operator(
             "training goes on",
             lambda: all(round_of(name) >= before[name] + 2 for name in left),
         )
+
+
+def run_cli(home: Path, *words: str) -> dict[str, Any]:
+    done = subprocess.run(
+        [sys.executable, "-m", "swarmd", "--home", str(home), *words, "--json"],
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def test_any_peer_exports_a_run_that_is_on_and_the_last_of_a_stage_hands_it_over(
+    tmp_path: Path,
+) -> None:
+    settings = {"inner_steps": 4, "total_steps": 4000, "guard_rounds": 0}
+    with daemons(tmp_path, stages=2, peers_min=2, **settings) as swarm:
+        swarm.start("p0", first=True)
+        swarm.start("p1", via="p0")
+        both = ("p0", "p1")
+
+        def round_of(name: str) -> int:
+            return int(swarm.status(name)["progress"]["outer_round"])
+
+        swarm.wait("both train", lambda: all(round_of(name) >= 2 for name in both))
+        stages = {int(swarm.status(name)["stage"]["index"]): name for name in both}
+        head, last = stages[0], stages[1]
+        folder = tmp_path / "model"
+        made = run_cli(swarm.peers[head].home, "export", "--to", "hf-safetensors", str(folder))
+        assert made["complete"]
+        assert made["round"] >= 2
+        assert (folder / "config.json").exists()
+        told = run_cli(swarm.peers[head].home, "eval", "--from", str(folder), "--threads", "1")
+        assert 1.0 < told["loss"] < 7.0
+        began = round_of(head)
+        swarm.wait("training went on meanwhile", lambda: round_of(head) > began)
+
+        left = run_cli(swarm.peers[last].home, "leave")
+        assert left["outcome"] == "drained"
+        assert left["state_handed_to"] == [swarm.id(head)]
+        code, _ = swarm.peers[last].ended()
+        assert code == 0
+        swarm.start("p2", via=head)
+        restored = swarm.wait(
+            "a newcomer takes the stage", lambda: events(swarm, "p2", "state_restored")
+        )
+        assert restored[0]["stage"] == 1
+        assert restored[0]["data"]["rounds_lost"] <= 1
+        goes_on = round_of(head)
+        swarm.wait("training goes on", lambda: round_of(head) > goes_on)
