@@ -18,6 +18,7 @@ from swarmd.cli.local_swarm.outcome import PeerEnd
 from swarmd.cli.local_swarm.plan import LocalPlan
 from swarmd.cli.local_swarm.processes import PeerProcess, Processes
 from swarmd.cli.local_swarm.render import reason_of
+from swarmd.cli.local_swarm.starvation import Starvation
 from swarmd.cli.local_swarm.view import PeerView, SwarmView
 
 TURN_S = 0.25
@@ -26,7 +27,10 @@ START_S_MAX = 60.0
 """From the first peer's start to its run link. Generous: a slow machine is no fault."""
 STALL_S = 30.0
 """Without a step anywhere and no event to come, there is nothing left to wait for. Twice the
-`stall_after_s` of local runs, so that the peers' own explanation is there first."""
+`stall_after_s` of local runs, so that the peers' own explanation is there first. Time for which the
+machine gave the peers no processor does not count."""
+LOOK_S = 5.0
+"""After so long without a step it is looked at whether the peers starve."""
 STOP_GRACE_S = 30.0
 """The local `drain_deadline_s` and `stop_grace_s`, and what a busy machine adds."""
 
@@ -62,6 +66,7 @@ class Conductor:
     _waits: dict[int, str] = field(default_factory=dict)
     """What each peer waited for when the command ended."""
     _moved_s: float = 0.0
+    _starvation: Starvation | None = None
     _last_step: int = -1
 
     def __post_init__(self) -> None:
@@ -78,7 +83,7 @@ class Conductor:
         """Until the run has ended, failed, or the user has had enough. Peers may still run."""
         self._start_peers()
         self.say(self.elapsed_s, self._joined_line())
-        self._moved_s = self.elapsed_s
+        self._move()
         while not self._is_over():
             time.sleep(TURN_S)
             self._turn()
@@ -193,7 +198,7 @@ class Conductor:
         micro_batches = self.view.sum("contribution.micro_batches") or 0
         if progress + micro_batches != self._last_step:
             self._last_step = progress + micro_batches
-            self._moved_s = self.elapsed_s
+            self._move()
         training = any(peer.get("state") == "training" for peer in self.view.peers)
         if training and self.training_since_s is None:
             self.training_since_s = self.elapsed_s
@@ -211,8 +216,20 @@ class Conductor:
             state.outcome == "not_reached" and state.event.at_s is not None for state in self.events
         )
         thawing = any(peer.frozen_until_s is not None for peer in self.processes.peers)
-        self.stalled = not pending and not thawing and self.elapsed_s - self._moved_s >= STALL_S
+        self.stalled = not pending and not thawing and self._stood_still_s() >= STALL_S
         return self.timed_out or self.stalled
+
+    def _move(self) -> None:
+        self._moved_s, self._starvation = self.elapsed_s, None
+
+    def _stood_still_s(self) -> float:
+        """Without a step anywhere, though there were processors to take one."""
+        still_s = self.elapsed_s - self._moved_s
+        if still_s < LOOK_S:
+            return still_s
+        if self._starvation is None:
+            self._starvation = Starvation(peer.pid for peer in self._running() if peer.pid)
+        return still_s * (1.0 - self._starvation.share()) if still_s >= STALL_S else still_s
 
     def _all_complete(self) -> bool:
         """With --hold nobody ends by itself; the run's end is seen in the reasons."""
@@ -247,7 +264,7 @@ class Conductor:
                 state.at_s = round(self.elapsed_s, 2)
                 state.outcome = "done" if self._do(state.event) else "failed"
                 self.say(self.elapsed_s, f"event={state.event.text!r} {state.outcome}")
-                self._moved_s = self.elapsed_s
+                self._move()
 
     def _do(self, event: Event) -> bool:
         peers = [self.processes.peers[n] for n in event.peers if n < len(self.processes.peers)]

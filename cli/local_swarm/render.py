@@ -58,6 +58,10 @@ def number(value: float | None, digits: int) -> str:
     return "-" if value is None else f"{value:.{digits}f}"
 
 
+def times(value: float | None) -> str:
+    return "-" if value is None else f"{value:.1f}x"
+
+
 def bar(done: float, width: int, *, ascii_only: bool) -> str:
     filled = round(max(0.0, min(1.0, done)) * width)
     full, empty = ("#", ".") if ascii_only else ("█", "░")
@@ -102,24 +106,26 @@ def result_lines(result: Local) -> list[str]:
     """What stands at the end, in a pipe and on a terminal alike."""
     lines = []
     if result.baseline_loss is not None:
-        gap = number(100 * (result.loss_gap_ratio or 0.0), 1)
+        gap = "-" if result.loss_gap_ratio is None else f"{100 * result.loss_gap_ratio:.1f}%"
         lines.append(
             f"baseline heldout={number(result.loss_heldout, 4)} "
-            f"twin={number(result.baseline_loss, 4)} gap={gap}% "
+            f"twin={number(result.baseline_loss, 4)} gap={gap} "
             f"twin_tok_s={number(result.baseline_tokens_per_s, 0)}"
         )
     audit = result.audit
-    lines.append(f"audit samples={audit.samples} gaps={audit.gaps} repeats={audit.repeats}")
+    counts = (("samples", audit.samples), ("gaps", audit.gaps), ("repeats", audit.repeats))
+    told = [f"{name}={'-' if count is None else count}" for name, count in counts]
+    lines.append(f"audit {' '.join(told)}")
     lines.append(
         f"bytes raw={size(result.raw_bytes)} sent={size(result.wire_bytes)} "
-        f"ratio={number(result.compression_ratio, 1)}x"
+        f"ratio={times(result.compression_ratio)}"
     )
     boundary = result.boundary
     if boundary.compression_ratio is not None:
         lines.append(
             f"boundary raw={boundary.raw_bytes_per_token} B a token "
             f"sent={number(boundary.wire_bytes_per_token, 1)} B "
-            f"ratio={number(boundary.compression_ratio, 1)}x"
+            f"ratio={times(boundary.compression_ratio)}"
         )
     for event in result.events:
         if event.outcome != "done":
@@ -130,7 +136,7 @@ def result_lines(result: Local) -> list[str]:
             f"target={number(result.loss_target, 3)} heldout={number(result.loss_heldout, 3)} "
             f"wall_s={result.wall_s:.0f} tok_s={number(result.tokens_per_s, 0)} "
             f"utilisation={number(result.compute_utilisation, 2)} "
-            f"ratio={number(result.compression_ratio, 1)}x"
+            f"ratio={times(result.compression_ratio)}"
         )
     else:
         lines.append(f"FAILED {result.outcome}: {'; '.join(result.failed_conditions)}")

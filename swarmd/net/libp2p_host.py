@@ -44,7 +44,7 @@ from libp2p.security.noise.exceptions import PeerIDMismatchesPubkey
 from libp2p.security.noise.transport import PROTOCOL_ID as NOISE_ID
 from libp2p.security.noise.transport import Transport as NoiseTransport
 from libp2p.stream_muxer.yamux.yamux import PROTOCOL_ID as YAMUX_ID
-from libp2p.stream_muxer.yamux.yamux import Yamux
+from libp2p.stream_muxer.yamux.yamux import Yamux, YamuxStream
 
 from swarmd.net.addresses import Address, parse_address
 from swarmd.net.dial_back import DIAL_BACK
@@ -72,6 +72,9 @@ STREAMS_MAX = 64
 """Open streams of one connection. We use two; the library hangs for good at 256."""
 UNREAD_BYTES_MAX = 24 << 20
 """Of one connection. The library's window is at most 16 MiB a stream, but it enforces none."""
+RELEASE_BYTES = 32 << 10
+"""What a stream gathers before it tells the sender that it may send more; an eighth of the smallest
+window, so that nobody ever waits for it."""
 StreamHandler = Callable[["Libp2pConnection", "StreamCarrier"], Awaitable[None]]
 
 
@@ -85,6 +88,24 @@ def key_pair_of(seed: bytes) -> Any:
 
 def peer_id_of_seed(seed: bytes) -> PeerId:
     return PeerId(str(ID.from_pubkey(key_pair_of(seed).public_key)))
+
+
+# ------------------------------------------------------------------------------ windows for libp2p
+
+_tune_and_release = YamuxStream._auto_tune_and_send_window_update
+
+
+async def _release_gathered(stream: YamuxStream, *, bytes_read: int = 0) -> None:
+    """The library answers every read with a frame that says so: half of the frames, and nearly half
+    of the processor's time, of a swarm at rest, whose messages are small."""
+    gathered = stream.__dict__.get("gathered_bytes", 0) + bytes_read
+    is_too_little = 0 < gathered < RELEASE_BYTES
+    stream.__dict__["gathered_bytes"] = gathered if is_too_little else 0
+    if not is_too_little:
+        await _tune_and_release(stream, bytes_read=gathered)
+
+
+YamuxStream._auto_tune_and_send_window_update = _release_gathered  # type: ignore[method-assign]
 
 
 # ------------------------------------------------------------------------------- sockets for libp2p
