@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from swarmd.protocols import membership_limits
+from swarmd.protocols import assignment, membership_limits
 from swarmd.protocols.audit import audit
 from swarmd.protocols.pipeline_shape import PipelineLimits
 from swarmd.sim.clock import World
@@ -18,15 +18,17 @@ PEERS, STAGES, ROUNDS = 4, 2, 6
 
 
 class Swarm:
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, *, places: bool = False) -> None:
+        """places: the swarm decides who takes which stage."""
         print(f"seed {seed}")
         self.world = World(seed)
         self.rng = self.world.rng_for("test")
         limits = membership_limits.local()
         stages = {f"p{number}": number % STAGES for number in range(PEERS)}
+        stage_of = (lambda spec: None) if places else fixed_map(stages)
         self.cluster = Cluster(
             self.world,
-            whole_factory(limits, fixed_map(stages), PipelineLimits()),
+            whole_factory(limits, stage_of, PipelineLimits(), assignment.local()),
             shape_of(STAGES, ROUNDS, seed),
             NetworkProfile(delay_s=0.01, jitter=0.1, bandwidth_bytes_per_s=10e6),
             PEERS,
@@ -77,3 +79,31 @@ def test_a_swarm_that_was_killed_whole_loses_at_most_one_round(seed: int) -> Non
         assert saved_on(peer.disk), peer.name
         if peer.is_running:
             assert audit(machine_of(peer).leases.ledger, 0).clean
+
+
+@pytest.mark.parametrize("places", [False, True])
+def test_stage_that_lost_all_its_peers_goes_on_when_one_of_them_comes_back(places: bool) -> None:
+    """STAG-01: its home holds the state, whether or not somebody else has moved there meanwhile."""
+    swarm = Swarm(5, places=places)
+    swarm.start(list(range(PEERS)))
+    while max(swarm.rounds()) < 3:
+        swarm.run(0.5)
+    cluster, running = swarm.cluster, swarm.cluster.running()
+    gone = [peer.number for peer in running if machine_of(peer).work.stage == 1]
+    before = max(swarm.rounds())
+    for number in gone:
+        cluster.crash(number)
+    swarm.run(20.0)
+    told = {machine_of(peer).reasons.current.code for peer in cluster.running()}
+    assert told <= {"waiting_for_stage", "run_state_lost"}, told
+    stayed = [peer.number for peer in cluster.running()]
+    cluster.start(gone[0], stayed[:1])
+    deadline_s = swarm.world.now_s + 600.0
+    while not all(machine_of(peer).leases.is_complete for peer in cluster.running()):
+        assert swarm.world.now_s < deadline_s, swarm.rounds()
+        swarm.run(1.0)
+    (restored,) = swarm.restored[f"p{gone[0]}"]
+    assert restored["stage"] == 1
+    assert restored["round"] >= before - 1
+    for peer in cluster.running():
+        assert audit(machine_of(peer).leases.ledger, 0).clean
