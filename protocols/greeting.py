@@ -1,7 +1,8 @@
 """The first words on a link: who may talk to us about what.
 
 Each side sends Hello when the link comes up. A link counts as greeted once the other's Hello named
-our run and a protocol version we share; until then only Hello, Refusal and RunRequest are heard.
+our run and a protocol version we share; until then only Hello, Refusal and
+requests for the run and its tokeniser are heard.
 A refusal always says why, so that the other side can tell its user. A link on which no Hello comes
 is ended after GREETING_S: nobody else would, for to the transport it is alive and to membership it
 does not exist, and as long as it stands the peer is not dialled again.
@@ -33,10 +34,19 @@ def common_protocol(ours: tuple[int, int], theirs: tuple[int, int]) -> int | Non
 class Greeting:
     """Greets, describes the run to those who ask, refuses with a reason.
 
-    run_body: the canonical bytes of the RunConfig, handed to whoever asks for this run.
+    run_body: the canonical bytes of the RunConfig, handed to whoever asks for this run; tokeniser:
+    its name and file, if it is one and we have it, likewise.
     """
 
-    def __init__(self, shape: RunShape, run_body: bytes, incarnation: int, agent: str) -> None:
+    def __init__(
+        self,
+        shape: RunShape,
+        run_body: bytes,
+        incarnation: int,
+        agent: str,
+        tokeniser: tuple[str, bytes] = ("", b""),
+    ) -> None:
+        self._tokeniser = tokeniser
         self._shape = shape
         self._run_body = run_body
         self._incarnation = incarnation
@@ -111,6 +121,21 @@ class Greeting:
             return [fx.Send(peer, control.Refusal(code="wrong_run", text=text))]
         body = control.RunDescription(run_id=self._shape.run_id, body=self._run_body)
         return [fx.Send(peer, body)]
+
+    def heard_tokeniser_request(
+        self, peer: PeerId, request: control.TokeniserRequest
+    ) -> list[fx.Effect]:
+        name, body = self._tokeniser
+        if request.name != name:
+            return [fx.Send(peer, control.TokeniserPart(name=request.name, offset=0, size_bytes=0))]
+        end = request.offset + control.TOKENISER_PART_BYTES
+        part = control.TokeniserPart(
+            name=name,
+            offset=request.offset,
+            size_bytes=len(body),
+            body=body[request.offset : end],
+        )
+        return [fx.Send(peer, part)]
 
     def lost(self, peer: PeerId) -> None:
         self._linked_s.pop(peer, None)

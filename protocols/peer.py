@@ -65,7 +65,9 @@ class PeerMachine:
         self.leases = leases
         self.work = StageWork(setup, membership.peer, leases, rng)
         incarnation = membership.record.incarnation
-        self.greeting = Greeting(setup.shape, setup.run_body, incarnation, setup.agent)
+        self.greeting = Greeting(
+            setup.shape, setup.run_body, incarnation, setup.agent, setup.tokeniser
+        )
         self.traffic = Traffic(setup.shape)
         self.ending = Ending()
         self.reasons = SecondsByReason(Reason(code="starting", text="joining"), now_s)
@@ -156,7 +158,9 @@ class PeerMachine:
                 return self.greeting.heard_refusal(peer, message)
             case control.RunRequest():
                 return self.greeting.heard_run_request(peer, message)
-            case control.RunDescription() | control.Goodbye():
+            case control.TokeniserRequest():
+                return self.greeting.heard_tokeniser_request(peer, message)
+            case control.RunDescription() | control.TokeniserPart() | control.Goodbye():
                 return []
         if peer not in self.greeting.greeted:
             self.rejected[peer, "not_admitted"] += 1

@@ -22,6 +22,8 @@ class PeerSetup:
     shape: RunShape
     run_body: bytes
     """The canonical RunConfig, for whoever asks."""
+    tokeniser: tuple[str, bytes] = ("", b"")
+    """Name and file of the run's tokeniser, if it is a file and we have it; for whoever asks."""
     needs: StageNeeds
     """What each stage asks of a device."""
     entries: dict[PeerId, tuple[str, ...]]

@@ -46,6 +46,8 @@ from swarmd.run_file import RunFile
 from swarmd.run_link import PeerAddress, RunLink
 from swarmd.run_source import RunSource, no_entry, require_stage
 from swarmd.status import Status
+from swarmd.store import store_error
+from swarmd.tokeniser_files import NAME, cached_file, find, keep
 
 log = logging.getLogger("swarmd.daemon")
 
@@ -223,7 +225,25 @@ class Daemon:
         await self._look_nearby(run.run_id)
         entries = source.all_entries(home, run.run_id)
         remember_run(home, run, entries, used_at=utc())
+        await self._fetch_tokeniser(run, entries)
         return run, entries
+
+    async def _fetch_tokeniser(self, run: RunConfig, entries: Sequence[PeerAddress]) -> None:
+        """Have the run's tokeniser in the cache, if peers have it and we do not."""
+        name, cache = run.data.tokeniser, self.request.home.cache
+        if not entries or not NAME.fullmatch(name) or run.data.source.startswith("tokens:"):
+            return
+        if await trio.to_thread.run_sync(find, name, cache) is not None:
+            return
+        body = await self.node.fetch_tokeniser(name, entries)
+        if body is None:
+            log.warning("tokeniser_not_found name=%s", name)
+            return
+        try:
+            await trio.to_thread.run_sync(keep, body, cache)
+        except OSError as error:
+            raise store_error(cached_file(name, cache), error) from None
+        log.info("tokeniser_fetched name=%s bytes=%d", name, len(body))
 
     async def _look_nearby(self, run_id: RunId) -> None:
         """Start to look on the local network; the only way in for whoever knows no address.

@@ -1,4 +1,4 @@
-"""How two peers greet, refuse and leave, and how a run's description is fetched."""
+"""How two peers greet, refuse and leave, and how a run's description and tokeniser are fetched."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from swarmd.protocols.messages.gossip import SignedRecord
 from swarmd.protocols.schema import Message, flag, message, nested, optional, raw, text, uint
 
 RUN_BYTES_MAX = 256 * limits.KIB
+TOKENISER_BYTES_MAX = 64 * limits.MIB
+TOKENISER_PART_BYTES = 256 * limits.KIB
 
 
 @message(1)
@@ -54,3 +56,23 @@ class RunDescription(Message):
 
     run_id: str = text(64)
     body: bytes = raw(RUN_BYTES_MAX)
+
+
+@message(6)
+class TokeniserRequest(Message):
+    """Asks for a piece of the run's tokeniser."""
+
+    name: str = text(64)
+    """BLAKE2b-256 of the file."""
+    offset: int = uint(TOKENISER_BYTES_MAX)
+
+
+@message(7)
+class TokeniserPart(Message):
+    """A piece of the file; the whole is accepted if it hashes to its name."""
+
+    name: str = text(64)
+    offset: int = uint(TOKENISER_BYTES_MAX)
+    size_bytes: int = uint(TOKENISER_BYTES_MAX)
+    """Of the file. 0: the sender has none of this name."""
+    body: bytes = raw(TOKENISER_PART_BYTES, default=b"")

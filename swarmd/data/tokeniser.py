@@ -10,10 +10,6 @@ text here, so no document can end itself: the one that ends a text stands betwee
 
 from __future__ import annotations
 
-import hashlib
-import os
-import re
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol
@@ -25,14 +21,13 @@ from swarmd.data import INSTALL_HINT
 from swarmd.data.documents import EXIT_BAD_CONFIG, DataMissing
 from swarmd.data.word_cache import WordCache, ascii_rule
 from swarmd.errors import UserError
+from swarmd.tokeniser_files import NAME, cached_file, find, keep, name_of
 
 SEPARATOR = 0
 """Of the bytes tokeniser. Sources give no text that contains it."""
-TOKENISERS = "tokenisers"
 END_TOKENS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|eos|>", "[SEP]", "[EOS]")
 """How vocabularies call the token that ends a text; the first that is there separates documents."""
 FILE_BYTES_MAX = 64 << 20
-NAME = re.compile(r"[0-9a-f]{64}")
 
 
 class Tokeniser(Protocol):
@@ -90,7 +85,7 @@ class JsonTokeniser:
     def __init__(self, body: bytes, where: str) -> None:
         """where: for messages. Raises UserError (bad_config) for what is no usable tokeniser,
         DataMissing if the library is not installed."""
-        self.name = hashlib.blake2b(body, digest_size=32).hexdigest()
+        self.name = name_of(body)
         self.body = body
         try:
             from tokenizers import Tokenizer
@@ -155,13 +150,14 @@ def tokeniser_named(name: str, cache_dir: Path) -> Tokeniser:
             'it is "bytes", or the path of a tokenizer.json (in a run: the file\'s hash)',
         )
     path = cached_file(name, cache_dir)
-    body = _read_if_named(path, name)
+    body = find(name, cache_dir)
     if body is not None:
         return JsonTokeniser(body, str(path))
     raise DataMissing(
         f"the run's tokeniser {name[:16]} is not on this machine",
         path=name,
-        hint="`swarmd data tokenize` and run files take its path; a copy of that file will do",
+        hint="peers that have it give it to whoever joins; `swarmd data tokenize` with a copy of "
+        "that file puts it into the cache",
     )
 
 
@@ -183,31 +179,6 @@ def tokeniser_of(text: str, cache_dir: Path) -> Tokeniser:
     tokeniser = JsonTokeniser(body, str(path))
     keep(body, cache_dir)
     return tokeniser
-
-
-def keep(body: bytes, cache_dir: Path) -> Path:
-    """Put a tokeniser's file into the cache under its hash. Raises OSError."""
-    path = cached_file(hashlib.blake2b(body, digest_size=32).hexdigest(), cache_dir)
-    if path.exists():
-        return path
-    path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor, aside = tempfile.mkstemp(dir=path.parent)
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(body)
-    os.replace(aside, path)
-    return path
-
-
-def cached_file(name: str, cache_dir: Path) -> Path:
-    return cache_dir / TOKENISERS / f"{name}.json"
-
-
-def _read_if_named(path: Path, name: str) -> bytes | None:
-    try:
-        body = path.read_bytes()
-    except OSError:
-        return None
-    return body if hashlib.blake2b(body, digest_size=32).hexdigest() == name else None
 
 
 def _smallest(vocab_size: int) -> DTypeLike:

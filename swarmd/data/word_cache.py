@@ -62,7 +62,7 @@ def _rule(plain: dict[str, Any]) -> str | None:
     if plain.get("type") == "ByteLevel":
         adds_space = plain.get("add_prefix_space", True)
         return GPT2 if not adds_space and plain.get("use_regex", True) is True else None
-    steps = plain.get("pretokenizers") or ()
+    steps = plain.get("pretokenizers") or []
     if plain.get("type") != "Sequence" or len(steps) != 2:
         return None
     split, to_bytes = steps

@@ -28,6 +28,7 @@ from swarmd.protocols.pipeline_shape import PipelineLimits
 from swarmd.protocols.round_surroundings import RoundLimits
 from swarmd.protocols.saved_states import fetched_in
 from swarmd.run_config import RunConfig
+from swarmd.tokeniser_files import NAME, find
 
 IN_FLIGHT_MIN = 2
 """One is computed while the next one arrives. Above that a peer holds one for each stage: more keep
@@ -70,6 +71,7 @@ def make_machine(
     setup = PeerSetup(
         shape=run.shape,
         run_body=run.canonical(),
+        tokeniser=_tokeniser(life, run),
         needs=_stage_needs(run),
         is_founder=is_founder,
         assignment_limits=assignment.local() if is_local else assignment.wan(),
@@ -95,6 +97,13 @@ def pipeline_limits(run: RunConfig) -> PipelineLimits:
     """Enough in flight to keep every stage busy, few enough that steps do not mix."""
     in_flight = max(IN_FLIGHT_MIN, run.stages)
     return PipelineLimits(in_flight_max=in_flight, forward_queue_max=max(2, in_flight // 2))
+
+
+def _tokeniser(life: Life, run: RunConfig) -> tuple[str, bytes]:
+    """For newcomers; nothing where it is no file, or we have none."""
+    name = run.data.tokeniser
+    body = find(name, life.home.cache) if NAME.fullmatch(name) else None
+    return ("", b"") if body is None else (name, body)
 
 
 def _guard_rules(life: Life, run: RunConfig) -> GuardRules:

@@ -6,7 +6,6 @@ from the parts' statistics by report.py; nothing is kept twice.
 
 from __future__ import annotations
 
-import hashlib
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -47,9 +46,11 @@ from swarmd.protocols.peer import PeerMachine
 from swarmd.protocols.reasons import Reason
 from swarmd.protocols.saved_states import fetched_in
 from swarmd.protocols.seat import STATE_CODES
+from swarmd.protocols.tokeniser_fetch import TokeniserFetch, TokeniserLimits
 from swarmd.run_config import RunConfig
 from swarmd.run_link import PeerAddress, by_peer
 from swarmd.store import write_bytes
+from swarmd.tokeniser_files import name_of
 
 if TYPE_CHECKING:
     from swarmd.net.swarm_transport import SwarmTransport
@@ -90,7 +91,7 @@ class PeerNode:
         self.driver: Driver | None = None
         self.loader: StageLoader | None = None
         self.slots: SlotPool | None = None
-        self.bootstrap: Bootstrap | None = None
+        self.bootstrap: Bootstrap | TokeniserFetch | None = None
         self.ports_changed: dict[int, int] = {}
         """Wanted port to the one used instead."""
         self.on_change: Callable[[], None] = lambda: None
@@ -103,8 +104,8 @@ class PeerNode:
         self._ended = trio.Event()
         self._outcome: tuple[str, int, str] = ("internal_error", 1, "")
         self._memory: PeerMemory | None = None
-        self._described: bytes | None = None
-        self._described_event = trio.Event()
+        self._fetched: bytes | None = None
+        self._fetched_event = trio.Event()
 
     @property
     def run_id(self) -> str | None:
@@ -177,7 +178,7 @@ class PeerNode:
         self.bootstrap = Bootstrap(
             run_id,
             by_peer(entries),
-            hash_of=_hash_of,
+            hash_of=name_of,
             limits=BootstrapLimits(
                 report_s=self.limits.bootstrap_report_s,
                 retry_s_first=self.limits.retry_first_s,
@@ -185,11 +186,22 @@ class PeerNode:
             ),
             rng=self.life.rng("bootstrap"),
         )
-        self._drive(self.bootstrap)
-        await self._described_event.wait()
-        assert self._described is not None
+        body = await self._outcome_of(self.bootstrap)
+        assert body is not None
+        return body
+
+    async def fetch_tokeniser(self, name: str, entries: Sequence[PeerAddress]) -> bytes | None:
+        """The file of that hash, from any peer; None if nobody who answers soon has it."""
+        limits = TokeniserLimits(answer_s=self.limits.bootstrap_report_s)
+        self.bootstrap = TokeniserFetch(name, by_peer(entries), hash_of=name_of, limits=limits)
+        return await self._outcome_of(self.bootstrap)
+
+    async def _outcome_of(self, machine: Bootstrap | TokeniserFetch) -> bytes | None:
+        self._fetched_event = trio.Event()
+        self._drive(machine)
+        await self._fetched_event.wait()
         self.bootstrap = None
-        return self._described
+        return self._fetched
 
     async def train(self, run: RunConfig, entries: Sequence[PeerAddress]) -> tuple[str, int, str]:
         """Take part until the peer has ended. Returns (code, exit code, text)."""
@@ -308,9 +320,9 @@ class PeerNode:
 
     def _emitted(self, told: fx.Emit) -> None:
         match told.name:
-            case "run_described":
-                self._described = told.fields["body"]
-                self._described_event.set()
+            case "run_described" | "tokeniser_fetched" | "tokeniser_not_found":
+                self._fetched = told.fields.get("body")
+                self._fetched_event.set()
             case "peer_ended":
                 code = told.fields["code"]
                 self._finish(code, EXIT_CODES.get(code, 1), "")
@@ -365,10 +377,6 @@ class PeerNode:
         if self.bootstrap is not None:
             return self.bootstrap.reason(trio.current_time())
         return Reason(code="starting", text="step 1 of 4: opening the network")
-
-
-def _hash_of(body: bytes) -> str:
-    return hashlib.blake2b(body, digest_size=32).hexdigest()
 
 
 async def _in_thread(work: Callable[..., _T], *args: Any) -> _T:

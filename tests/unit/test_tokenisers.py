@@ -20,7 +20,6 @@ from swarmd.data.tokeniser import (
     BytesTokeniser,
     JsonTokeniser,
     Tokeniser,
-    keep,
     tokeniser_named,
     tokeniser_of,
 )
@@ -29,6 +28,7 @@ from swarmd.errors import Corrupt, UserError
 from swarmd.protocols.ids import MicroBatchId
 from swarmd.run_config import ModelConfig, RunConfig
 from swarmd.run_file import make_run
+from swarmd.tokeniser_files import keep
 
 RECIPE = Recipe(held_out_share=0.05, held_out_tokens_min=49)
 
