@@ -71,6 +71,8 @@ class JoinRequest:
     """The settings as they are now, for SIGHUP. Raises UserError."""
     show: Callable[[Status, Peers], None] | None = None
     """Told once a second how it stands, for a live picture. Must not wait."""
+    tell: Callable[[dict[str, Any]], None] | None = None
+    """Each event as it happens, for `--json`."""
     say: Callable[[str], None] = field(default=lambda line: None)
     """One line for people, on standard error."""
 
@@ -150,6 +152,8 @@ class Daemon:
             )
         )
         self.node.on_leave = self.leave
+        if request.tell is not None:
+            self.node.feed.on_event = request.tell
         self._talk = Talk(self.node, request.say)
         self.node.on_change = self._talk.changed
         self._end: End | None = None

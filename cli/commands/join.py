@@ -14,6 +14,7 @@ from swarmd.cli.framework import Parsed, Session, argument, command, option
 from swarmd.settings import SETTINGS, Setting
 
 if TYPE_CHECKING:
+    from swarmd.drop_writer import DropWriter
     from swarmd.home import Home
     from swarmd.peer_config import PeerConfig
     from swarmd.run_source import RunSource
@@ -123,7 +124,7 @@ def _run_daemon(
     if is_held(session.home) and not wait_lock:
         raise busy_error(session.home)  # before the second it takes to load the daemon
 
-    talk = DropWriter(2)
+    talk, data = DropWriter(2), DropWriter(1)
     say, show = _nothing if session.printer.is_quiet else talk.write_line, None
     if LivePicture.is_possible(session.printer):
         picture = LivePicture(session.printer, talk.write)
@@ -145,6 +146,7 @@ def _run_daemon(
                     is_verbose=session.printer.is_verbose,
                     reread=lambda: effective_config(session.home, flags=given).config,
                     show=show,
+                    tell=_as_lines(data) if session.is_json else None,
                     say=say,
                 )
             )
@@ -153,8 +155,16 @@ def _run_daemon(
             raise
         finally:
             talk.close()
+            data.close()
     _tell_end(session.home, code)
     return code
+
+
+def _as_lines(data: DropWriter) -> Callable[[dict[str, Any]], None]:
+    """Events as JSON Lines on standard output; what nobody reads is dropped."""
+    from swarmd.json_record import to_json
+
+    return lambda event: data.write_line(to_json(event))
 
 
 def _nothing(line: str) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
+from collections.abc import Callable
 from typing import Any
 
 import trio
@@ -29,6 +30,8 @@ class EventFeed:
         self._log = events
         self._ring: deque[dict[str, Any]] = deque(maxlen=RING)
         self._news = trio.Event()
+        self.on_event: Callable[[dict[str, Any]], None] = lambda event: None
+        """Told each one as it happens, in the trio thread: must only take note."""
         self.failures = 0
         """Events that did not reach the file; health shows why (disk_full, disk_error)."""
 
@@ -41,6 +44,7 @@ class EventFeed:
             log.error("event_not_written event=%s error=%s", event, error)
             return None
         self._ring.append(found)
+        self.on_event(found)
         self._news.set()
         self._news = trio.Event()
         return found

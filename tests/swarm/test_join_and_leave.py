@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import socket
 import subprocess
@@ -57,11 +58,14 @@ def test_join_says_what_it_does_and_a_home_founds_only_once(tmp_path: Path) -> N
 
 def test_signal_while_it_starts_is_exit_0_without_a_traceback(tmp_path: Path) -> None:
     with daemons(tmp_path, stages=1) as swarm:
-        peer = swarm.start("p0", "--observe", first=True)
+        peer = swarm.start("p0", "--observe", "--json", first=True)
         swarm.wait("it has its home", (peer.home / "run" / "lock").exists)
         peer.signal(signal.SIGINT)
         code, output = peer.ended()
         assert code == 0, output
+        lines = [line for line in output.splitlines() if line.startswith("{")]
+        assert all(json.loads(line)["schema"] == "swarmd.event" for line in lines)
+        assert lines, "events on standard output"
         assert "Traceback" not in output + (peer.home / "state" / "swarmd.log").read_text()
 
 
