@@ -160,11 +160,13 @@ def test_ports_and_home_agree_everywhere() -> None:
 
 
 def test_a_stop_may_take_as_long_as_a_drain() -> None:
+    from swarmd.cli.service_unit import make_unit
+    from swarmd.home import home_at
     from swarmd.named_limits import WAN
 
     longest_s = WAN.drain_deadline_s + WAN.stop_grace_s
     grace = re.search(r"stop_grace_period: (\d+)s", read("deploy/compose.yaml"))
-    unit = re.search(r"TimeoutStopSec=(\d+)", read("docs/operations.md"))
+    unit = re.search(r"TimeoutStopSec=(\d+)", make_unit(home_at(ROOT), is_user=False).text)
     assert grace
     assert unit
     assert int(grace[1]) > longest_s
