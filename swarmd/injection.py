@@ -126,6 +126,22 @@ KINDS: dict[str, tuple[Callable[[str], Any] | None, Any, str]] = {
 }
 """Kind to (parser of its parameter, or None if it takes none; default; what the peer does)."""
 
+LIES_OF_THE_WORKER = (
+    "nan_update",
+    "inf_update",
+    "zero_update",
+    "sign_flip",
+    "huge_update",
+    "stale_update",
+    "wrong_shape",
+    "wrong_dtype",
+)
+"""About what is mixed."""
+OF_THE_WORKER = frozenset(
+    {"oom", "device_lost", "worker_exit", "wedge", "slow", "busy_start", *LIES_OF_THE_WORKER}
+)
+"""What the compute worker carries out."""
+
 EXAMPLE = "slow=4@after=10s"
 
 

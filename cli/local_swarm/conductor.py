@@ -283,6 +283,8 @@ class Conductor:
                 return self._start_again(self._add_peer())
             case "cut":
                 return self._cut(event)
+            case "inject":
+                return peers[0].is_running and control.inject(peers[0].home, event.spec)
             case "heal":
                 return all(control.inject(p.home, clear=True) for p in self._running())
         return False

@@ -1,7 +1,7 @@
 """What `--event 'WHEN ACTION'` says: something to do to the swarm, and when.
 
     20s kill p2          round=3 freeze p1 5s       30s restart p2      40s leave p3
-    45s join             50s cut p0,p1|p2,p3        60s heal
+    45s join             50s cut p0,p1|p2,p3        60s heal           20s inject p1 nan_update
 
 Times count from the start of the command. Each event comes due at most once.
 """
@@ -12,6 +12,7 @@ import re
 from dataclasses import dataclass
 
 from swarmd.errors import UserError
+from swarmd.injection import parse_injection
 from swarmd.units import BadValue, parse_duration
 
 ACTIONS = {
@@ -22,6 +23,7 @@ ACTIONS = {
     "join": "join",
     "cut": "cut p0,p1|p2,p3",
     "heal": "heal",
+    "inject": "inject pN nan_update",
 }
 """Each action with a right example."""
 
@@ -40,6 +42,8 @@ class Event:
     peers: tuple[int, ...] = ()
     far_side: tuple[int, ...] = ()
     duration_s: float | None = None
+    spec: str = ""
+    """Of a fault on purpose."""
 
     def is_due(self, elapsed_s: float, round_number: int, step: int) -> bool:
         if self.at_s is not None:
@@ -95,6 +99,8 @@ def _parse_arguments(action: str, rest: list[str], peer_count: int) -> dict[str,
     arguments: dict[str, object] = {"peers": (_peer(rest[0], peer_count),)}
     if action == "freeze":
         arguments["duration_s"] = parse_duration(rest[1])
+    elif action == "inject":
+        arguments["spec"] = parse_injection(rest[1]).text
     return arguments
 
 

@@ -88,9 +88,10 @@ class JobRunner:
             if failure.code == "compute_failed":
                 traceback.print_exc(file=sys.stderr)
             raise JobFailed(failure.code, failure.text) from error
+        output_bytes = self._faults.spoil(job, output, answer.output_bytes)
         slowed_s = self._faults.stretch(answer.result.busy_s)
         busy_s = answer.result.busy_s + slowed_s
-        return replace(answer.result, output=None, busy_s=busy_s), answer.output_bytes
+        return replace(answer.result, output=None, busy_s=busy_s), output_bytes
 
     def _inject(self, job: StageCall) -> JobResult:
         """`inject`, args specs: suffer these from now on, and no others. data: active."""

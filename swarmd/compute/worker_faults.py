@@ -1,10 +1,11 @@
-"""The faults on purpose that a worker suffers itself, so that they can be seen survived.
+"""The faults on purpose that a worker suffers or commits, so that they can be seen survived.
 
     oom  device_lost  worker_exit  wedge=compute  slow=FACTOR  busy_start=DURATION
 
-(grammar and all other kinds: swarmd/injection.py). oom, device_lost, worker_exit and wedge happen
-once, at the first job for which their time has come; given a share, they happen at that share of
-jobs from then on. They strike where the real fault would, through the same error paths.
+and the lies of worker_lies.py (grammar and all other kinds: swarmd/injection.py). oom, device_lost,
+worker_exit and wedge happen once, at the first job for which their time has come; given a share,
+they happen at that share of jobs from then on. They strike where the real fault would, through the
+same error paths.
 
 A worker that was started again (`life` above 0) is spared what killed the one before it, else one
 `worker_exit` would kill every worker after it.
@@ -18,8 +19,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from swarmd.compute.failure_codes import DeviceLost
-from swarmd.injection import Injection, parse_injection
-from swarmd.protocols.jobs import Backward, Forward, Job, Step
+from swarmd.compute.worker_lies import WorkerLies
+from swarmd.injection import LIES_OF_THE_WORKER, OF_THE_WORKER, Injection, parse_injection
+from swarmd.protocols.jobs import Backward, Forward, Job, StageCall, Step
 from swarmd.run_config import RunConfig
 
 FATAL = ("device_lost", "worker_exit", "wedge")
@@ -48,7 +50,8 @@ class _Fault:
 
 
 class WorkerFaults:
-    """What this worker will suffer. `strike` goes before each job, `stretch` after it.
+    """What this worker will suffer and do. `strike` goes before each job, `spoil` and `stretch`
+    after it.
 
     Raises BadValue for a spec that makes no sense.
     """
@@ -67,6 +70,7 @@ class WorkerFaults:
         self._random = random.Random(f"faults/{run.seed}/{stage}")
         self._round = -1
         self._step = -1
+        self._lies = WorkerLies()
         self.replace(specs)
         for fault in self._faults:
             fault.spent = life > 0 and fault.spec.kind in FATAL and fault.share is None
@@ -95,6 +99,16 @@ class WorkerFaults:
             if fault.spec.kind in STRIKING and self._is_due(fault, job):
                 fault.spent = fault.share is None
                 raise _ERRORS[fault.spec.kind]("injected")
+
+    def spoil(self, job: Job, output: memoryview | None, output_bytes: int) -> int:
+        """Tell the lies that are due about what was packed for a mix. Returns the bytes to send."""
+        told = [fault.spec for fault in self._faults if fault.spec.kind in LIES_OF_THE_WORKER]
+        lies = [spec for spec in told if self._has_come(spec)]
+        is_part = isinstance(job, StageCall) and job.name == "mix_part"
+        if not (lies and is_part and output is not None and output_bytes):
+            return output_bytes
+        assert isinstance(job, StageCall), "a part is packed by a stage call"
+        return self._lies.spoil(lies, self._round, job, output[:output_bytes])
 
     def stretch(self, busy_s: float) -> float:
         """`slow`: make a job that took `busy_s` take longer. Returns by how much, s."""
@@ -146,4 +160,4 @@ _ERRORS: dict[str, type[BaseException]] = {
 def _is_ours(spec: Injection) -> bool:
     if spec.kind == "wedge":
         return bool(spec.param == WEDGE_HERE)
-    return spec.kind in STRIKING or spec.kind in ("slow", "busy_start")
+    return spec.kind in OF_THE_WORKER

@@ -87,6 +87,8 @@ class Driver:
         self.malformed: Counter[str] = Counter()
         self.cut: set[str] = set()
         """Peers to and from whom everything is silently lost (docs/cli.md section 16)."""
+        self.told: Callable[[Message], Message] | None = None
+        """What is sent in place of a message, where a fault on purpose says so."""
 
     # ------------------------------------------------------------------------------ the outside
 
@@ -206,6 +208,7 @@ class Driver:
         if effect.peer in self.cut:
             return
         payload = effect.payload
+        message = effect.message if self.told is None else self.told(effect.message)
         if payload is not None:
             self._slots.retain(payload)
 
@@ -216,7 +219,7 @@ class Driver:
         try:
             self._transport.send(
                 effect.peer,
-                encode(effect.message),
+                encode(message),
                 priority=effect.priority,
                 payload=payload,
                 on_sent=on_sent,

@@ -290,16 +290,12 @@ class _Inject(_Answer):
                 hint="only runs whose file says `allow_injection = true` do",
             )
         assert self._node.driver is not None
-        specs = [] if args.get("clear") else [str(spec) for spec in args.get("specs", [])]
-        self._node.driver.cut = {
-            peer
-            for spec in specs
-            if spec.startswith("cut=")
-            for peer in spec.removeprefix("cut=").split(",")
-        }
-        if self._node.driver.files is not None:
-            self._node.driver.files.is_full = "disk_full" in specs
-        return Done(command="debug inject", data={"active": specs})
+        faults, driver, loader = self._node.faults, self._node.driver, self._node.loader
+        if args.get("clear"):
+            await faults.clear(driver, loader)
+        else:
+            await faults.add([str(spec) for spec in args.get("specs", [])], driver, loader)
+        return Done(command="debug inject", data={"active": faults.active})
 
 
 class _Dump(_Answer):

@@ -33,6 +33,7 @@ from swarmd.node.make_machine import make_machine, pipeline_limits
 from swarmd.node.month_traffic import MonthTraffic
 from swarmd.node.open_transport import open_lan_discovery, open_transport
 from swarmd.node.open_web import open_web
+from swarmd.node.peer_faults import PeerFaults
 from swarmd.node.peer_memory import PeerMemory
 from swarmd.node.report import Reporter
 from swarmd.node.rule_watch import RuleWatch
@@ -89,6 +90,7 @@ class PeerNode:
         self.transport: SwarmTransport | None = None
         self.lan: LanDiscovery | None = None
         self.driver: Driver | None = None
+        self.faults = PeerFaults(life.injection)
         self.loader: StageLoader | None = None
         self.slots: SlotPool | None = None
         self.bootstrap: Bootstrap | TokeniserFetch | None = None
@@ -300,6 +302,7 @@ class PeerNode:
             on_load=self._load_stage,
         )
         driver.files = FileLane(self.life.states, self._store, self._nursery, driver.put)
+        self.faults.apply(driver)
         self._nursery.start_soon(driver.run)
         return driver
 

@@ -84,6 +84,7 @@ class Reporter:
             limits=node.limits.shown(),
             resources=self._resources_part(),
             time=self._time_part(now_s),
+            injection=node.faults.active,
         )
         if machine is None:
             return status
@@ -219,11 +220,24 @@ class Reporter:
         else:
             self.health.clear("unreachable_from_outside")
         self._hold_disk()
+        self._hold_injection()
         if self._node.transport is not None:
             work = None if self._node.machine is None else self._node.machine.work
             round_s = None if work is None else work.round_median_s
             hold_caps(self.health, self._node.transport.caps(), round_s)
         return self.health.health()
+
+    def _hold_injection(self) -> None:
+        active = self._node.faults.active
+        if not active:
+            self.health.clear("injection_active")
+            return
+        self.health.hold(
+            "injection_active",
+            "faults on purpose: " + ", ".join(active),
+            impact="this peer misbehaves; others are told nothing",
+            fix="swarmd debug inject --clear",
+        )
 
     def _hold_disk(self) -> None:
         machine = self._node.machine

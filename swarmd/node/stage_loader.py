@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import trio
@@ -18,6 +18,7 @@ from swarmd.node.life import Life
 from swarmd.node.process_backend import ProcessBackend
 from swarmd.peer_config import PeerConfig
 from swarmd.protocols import effects as fx
+from swarmd.protocols.jobs import StageCall
 from swarmd.run_config import RunConfig
 
 log = logging.getLogger("swarmd.node")
@@ -53,6 +54,9 @@ class StageLoader:
         self.wanted_state: str | None = None
         """By the name that the machine gave it."""
         self.lane: ComputeLane | None = None
+        self.injection = life.injection
+        """With which the next worker is started."""
+        self._backend: ProcessBackend | None = None
 
     def load(self, wanted: fx.LoadStage) -> ComputeLane:
         """Have a worker that holds this stage. Returns the lane in front of it."""
@@ -62,7 +66,7 @@ class StageLoader:
             stage=wanted.stage,
             device=self._device.device if self._device else "cpu",
             state_file=None if wanted.state is None else self._path_of(wanted.state),
-            injection=self._life.injection,
+            injection=self.injection,
             threads=settings.threads,
             micro_batch_max=settings.micro_batch if settings.micro_batch != "auto" else None,
             cache_dir=self._life.home.cache,
@@ -80,9 +84,16 @@ class StageLoader:
             nursery=self._nursery,
             environment=self._device.environment if self._device else None,
         )
+        self._backend = backend
         lane = ComputeLane(backend, self._told, on_gone=self._on_gone)
         self._nursery.start_soon(lane.run)
         return lane
+
+    async def inject(self, specs: Sequence[str]) -> None:
+        """Have the worker suffer and commit these, and no others. Raises ComputeError."""
+        self.injection = tuple(specs)
+        if self._backend is not None:
+            await self._backend.submit(StageCall("inject", {"specs": list(specs)}))
 
     def _told(self, event: fx.Event) -> None:
         """From the lane to the machine. A worker that is ready says what it started from."""

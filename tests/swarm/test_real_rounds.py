@@ -7,67 +7,26 @@ stands in docs/lab.md.
 
 from __future__ import annotations
 
-import json
-import math
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from inprocess_runs import write_text
 from real_swarm import RealSwarm, real_swarm
+from small_replicas import LOSS_FIRST, REPLICAS, run_file, wait_for_round
 
 pytestmark = [pytest.mark.process, pytest.mark.swarm, pytest.mark.slow]
 
-REPLICAS = 4
-LOSS_FIRST = math.log(256)
-"""Of a model that knows nothing."""
-RUN = """
-[run]
-name = "rounds"
-preset = "tiny"
-stages = 1
-inner_steps = 5
-total_steps = {steps}
-sequence_tokens = 32
-micro_batch_tokens = 64
-batch_tokens = 1024
-peers_min = 4
-seed = 7
-data = {data}
-
-[model]
-width = 32
-layers = 2
-ff_width = 64
-
-[boundary]
-rank = 8
-
-[outer]
-mix2_group = {mix2_group}
-"""
-
 
 @pytest.fixture
-def text(tmp_path: Path) -> str:
-    folder = write_text(tmp_path / "text", lines_each=120)
-    return json.dumps(f"text:{folder}/*.txt")
-
-
-@pytest.fixture
-def swarm(tmp_path: Path, text: str, request: pytest.FixtureRequest) -> Iterator[RealSwarm]:
-    steps, mix2_group = getattr(request, "param", (100, 0))
-    run_file = RUN.format(steps=steps, mix2_group=mix2_group, data=text)
-    with real_swarm(tmp_path / "swarm", run_file) as found:
+def swarm(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[RealSwarm]:
+    rounds, mix2_group = request.param
+    run = run_file(tmp_path, rounds=rounds, mix2_group=mix2_group)
+    with real_swarm(tmp_path / "swarm", run) as found:
         found.start(REPLICAS, stages=1)
         yield found
 
 
-def wait_for_round(swarm: RealSwarm, number: int, replica: int = 0) -> None:
-    swarm.wait_for(lambda: len(swarm.rounds(replica)) > number, f"round {number}")
-
-
-@pytest.mark.parametrize("swarm", [(105, 2)], indirect=True)
+@pytest.mark.parametrize("swarm", [(21, 2)], indirect=True)
 def test_disagreement_stays_bounded_over_twenty_rounds(swarm: RealSwarm) -> None:
     """Mix1 over all, Mix2 in pairs. Where steps are all noise, theory has a start half an outer
     gradient from the mean (0.5 = sqrt(rho2 (1 - 1/M)) for M = 4, rho2 = 1/3); falling learning
@@ -85,7 +44,7 @@ def test_disagreement_stays_bounded_over_twenty_rounds(swarm: RealSwarm) -> None
         assert status["progress"]["loss_last_tenth"] < 0.7 * LOSS_FIRST
 
 
-@pytest.mark.parametrize("swarm", [(150, 0)], indirect=True)
+@pytest.mark.parametrize("swarm", [(30, 0)], indirect=True)
 def test_one_stopped_and_one_killed_cost_the_others_a_deadline_each(swarm: RealSwarm) -> None:
     ids = [swarm.id_of(number) for number in range(REPLICAS)]
     wait_for_round(swarm, 5)

@@ -120,7 +120,7 @@ def test_a_restarted_worker_is_spared_what_killed_the_last_one_but_not_a_share()
 
 
 def test_kinds_of_other_parts_are_ignored_and_nonsense_is_not() -> None:
-    faults = WorkerFaults(["gossip_delay=1s", "wedge=drain", "nan_update@round=2"], TINY_RUN)
+    faults = WorkerFaults(["gossip_delay=1s", "wedge=drain", "serve_stall@round=2"], TINY_RUN)
     assert faults.active == []
     assert struck(faults, forward(0)) is None
     with pytest.raises(BadValue):
