@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from swarmd.errors import UserError
+from swarmd.run_config import RunConfig
 from swarmd.saved_models import SavedModel
 
 
@@ -20,14 +21,24 @@ def look(
     on_text: Callable[[str], None] = lambda text: None,
 ) -> dict[str, Any]:
     """task: export, generate or eval. Raises UserError. Ctrl-C ends the process too."""
-    asked = {
-        "run": model.run.canonical().hex(),
+    about = {
         "states": {str(stage): str(path) for stage, path in model.states.items()},
         "rounds": {str(stage): number for stage, number in model.rounds.items()},
         "export": None if model.export is None else str(model.export),
         "caches": [str(path) for path in model.caches],
-        **settings,
     }
+    return have_done(task, model.run, about | settings, on_text=on_text)
+
+
+def have_done(
+    task: str,
+    run: RunConfig,
+    settings: dict[str, Any],
+    *,
+    on_text: Callable[[str], None] = lambda text: None,
+) -> dict[str, Any]:
+    """What needs torch and a run. Raises UserError."""
+    asked = {"run": run.canonical().hex(), **settings}
     process = subprocess.Popen(
         [sys.executable, "-m", "swarmd.compute.look", task],
         stdin=subprocess.PIPE,

@@ -40,6 +40,8 @@ class PeerSetup:
     guarded: tuple[Guarded, ...] = ()
     """Snapshots of other stages on our disk."""
     guard: GuardRules = field(default_factory=GuardRules)
+    is_imported: bool = False
+    """The run starts from a model that somebody has, never from its seed."""
     has_history: bool = False
     """This home has taken part before, whether or not anything of it can be used."""
     stays: bool = False

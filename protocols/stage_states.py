@@ -42,6 +42,7 @@ class StageStates:
     ) -> None:
         self._own = own
         self._leases = leases
+        self._is_imported = setup.is_imported
         self._stages = setup.shape.stages
         self._rounds = setup.shape.rounds
         self._copies = setup.guard.copies
@@ -100,7 +101,8 @@ class StageStates:
         now_s: float,
     ) -> list[fx.Effect]:
         effects: list[fx.Effect] = []
-        for effect in self.seat.review(view, coverage, linked, has_begun, now_s):
+        has_state = has_begun or self._is_imported
+        for effect in self.seat.review(view, coverage, linked, has_state, now_s):
             if isinstance(effect, fx.Emit) and effect.name == "state/resumes":
                 effects += self._take_up_ledger(effect.fields["saved"])
             else:

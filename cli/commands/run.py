@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from swarmd.cli.framework import Session, argument, group
+from swarmd.cli.framework import Session, argument, group, option
 from swarmd.errors import UserError
 from swarmd.home import absolute
 
@@ -19,8 +19,13 @@ def run(session: Session) -> None:
 
 @run.subcommand()
 @argument("file", metavar="FILE")
-def create(session: Session, file: str) -> None:
-    """Check a run file, measure its data, and print the run id. Starts nothing."""
+@option("--init-from", metavar="HF_DIR", help="Start from this Llama. Dense boundaries only.")
+def create(session: Session, file: str, init_from: str | None) -> None:
+    """Check a run file, measure its data, and print the run id. Starts nothing.
+
+    With --init-from this home then holds what the run starts from: found the swarm here, with
+    `swarmd join NAME --first`.
+    """
     from swarmd.home_files import remember_run
     from swarmd.json_record import utc
     from swarmd.run_file import read_run_file
@@ -29,8 +34,13 @@ def create(session: Session, file: str) -> None:
     plan.check()
     session.home.create()
     found = plan.measure(session.home.cache, lambda now: _tell(session, now))
-    remember_run(session.home, found.config, found.entries, used_at=utc())
-    _show(session, found.config, _link(found.config, found.entries))
+    config = found.config
+    if init_from is not None:
+        from swarmd.cli.init_from import take_in
+
+        config = take_in(session.home, config, absolute(init_from))
+    remember_run(session.home, config, found.entries, used_at=utc())
+    _show(session, config, _link(config, found.entries))
 
 
 @run.subcommand()

@@ -19,7 +19,7 @@ HASH_BYTES = 32
 CHUNKS_MAX = 24_576
 """Their hashes fit into one message: 96 GiB of state in pieces of 4 MiB."""
 
-GUARDED_MAX = 16
+GUARDED_MAX = 64
 """Snapshots of other stages that one peer tells of."""
 SKETCH_VALUES_MAX = 64
 SKETCH_MAX = 1e30

@@ -1,6 +1,7 @@
-"""The program behind `swarmd export`, `generate` and `eval`: it loads a model, and torch with it.
+"""The program behind `swarmd export`, `generate`, `eval` and `run create --init-from`: it loads a
+model, and torch with it.
 
-    python -m swarmd.compute.look export|generate|eval < one JSON object
+    python -m swarmd.compute.look export|generate|eval|import < one JSON object
 
 Answers with a JSON object a line: {"text": ..} as it comes, {"result": ..} at the end, or {"error":
 {code, exit_code, text, hint}}.
@@ -19,6 +20,7 @@ import numpy as np
 import torch
 
 from swarmd.compute.hf_folder import SHARD_BYTES, write_folder
+from swarmd.compute.import_hf import write_states
 from swarmd.compute.whole_model import WholeModel
 from swarmd.data.corpus import open_corpus
 from swarmd.data.packing import aside, put_in_place, reporting_store_errors
@@ -113,10 +115,18 @@ def _tokeniser(run: RunConfig, asked: Asked) -> Tokeniser:
     raise missing
 
 
+def import_(asked: Asked) -> dict[str, Any]:
+    """folder, tied, and targets: where to write, by stage."""
+    targets = {int(stage): Path(path) for stage, path in asked["targets"].items()}
+    folder = Path(asked["folder"])
+    return {"sketches": write_states(_run(asked), folder, targets, tied=asked["tied"])}
+
+
 TASKS: dict[str, Callable[[Asked], dict[str, Any]]] = {
     "export": export,
     "generate": generate,
     "eval": evaluate,
+    "import": import_,
 }
 
 

@@ -29,7 +29,8 @@ class FoundStates:
     @property
     def has_history(self) -> bool:
         """This home has trained before: its peer must not begin as if nobody had."""
-        return bool(self.saved or self.unusable or self.guarded)
+        is_of_training = any(guarded.round > 0 for guarded in self.guarded)
+        return bool(self.saved or self.unusable or is_of_training)
 
 
 def saved_of(home: Home, run: RunConfig, config: PeerConfig) -> FoundStates:
