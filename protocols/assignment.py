@@ -22,6 +22,8 @@ import hashlib
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import lru_cache
+from typing import NamedTuple
 
 from swarmd.protocols.ids import PeerId
 from swarmd.protocols.messages.gossip import PeerRecord
@@ -103,8 +105,7 @@ class StageMap:
         return None
 
 
-@dataclass(frozen=True, slots=True)
-class Seat:
+class Seat(NamedTuple):
     """A peer's place in a proposal, and why it is that one."""
 
     peer: PeerId
@@ -143,7 +144,7 @@ def stage_map(view: RosterView, stages: int) -> StageMap:
                 held[record.stage].append(item.peer)
         elif record.phase == "joining":
             standby.append(item.peer)
-    return StageMap(tuple(tuple(peers) for peers in held), tuple(standby))
+    return StageMap(tuple(map(tuple, held)), tuple(standby))
 
 
 def choose_stage(
@@ -170,10 +171,12 @@ def plan(
     quiet_s: float,
     *,
     tells_gain: bool = True,
+    present: StageMap | None = None,
 ) -> Plan:
     """The whole of it. quiet_s: for how long the stage map has not changed, as we saw it.
 
-    tells_gain: work it out also of a move that is not due, for people to read.
+    tells_gain: work it out also of a move that is not due, for people to read. present: the view's
+    stage_map, where it is known.
     """
     table = _Table(view, needs, seed, limits)
     table.seat_holders()
@@ -192,9 +195,12 @@ def plan(
         tuple(tuple(sorted(peers)) for peers in table.board.holders),
         tuple(sorted(peer for peer, seat in table.seats.items() if seat.stage is None)),
     )
-    return Plan(stage_map(view, needs.stages), proposal, table.seats, decision, gain, why)
+    return Plan(
+        present or stage_map(view, needs.stages), proposal, table.seats, decision, gain, why
+    )
 
 
+@lru_cache(maxsize=4_096)
 def rendezvous(seed: int, *parts: object) -> int:
     """A number that all peers derive alike, and that nobody chose."""
     text = "/".join([str(seed), *map(str, parts)])
@@ -213,7 +219,8 @@ def _takes_part(record: PeerRecord, stages: int) -> bool:
 class _Table:
     """Peers being seated. Lives for one plan.
 
-    Two boards with the same seats: capacities in classes (`board`), and as measured (`measured`).
+    The board counts capacities in classes; a free move is looked at on a second one with the same
+    seats, that counts them as measured.
     """
 
     def __init__(
@@ -222,14 +229,14 @@ class _Table:
         self._needs = needs
         self._seed = seed
         self._limits = limits
+        stages = needs.stages
         self._here = {
             item.peer: item.record
             for item in view.peers
-            if item.is_present and _takes_part(item.record, needs.stages)
+            if item.is_present and _takes_part(item.record, stages)
         }
-        measured = capacities_of(self._here, needs.costs)
-        self.measured = StageBoard(measured, needs.costs)
-        self.board = StageBoard(classed(measured, limits.class_ratio), needs.costs)
+        self._measured = capacities_of(self._here, needs.costs)
+        self.board = StageBoard(classed(self._measured, limits.class_ratio), needs.costs)
         self.seats: dict[PeerId, Seat] = {}
 
     # ------------------------------------------------------------------------------------- seating
@@ -297,7 +304,7 @@ class _Table:
             return "keep", 0.0, "nobody may move to the slowest stage"
         gain = min(
             self._gain(self.board, settled, chosen, target),
-            self._gain(self.measured, settled, chosen, target),
+            self._gain(self.board.copy(self._measured), settled, chosen, target),
         )
         source = self.seats[chosen].stage
         if gain <= 0.0:
@@ -343,7 +350,6 @@ class _Table:
     def _seat(self, peer: PeerId, stage: int | None, why: str) -> Seat:
         if stage is not None:
             self.board.put(peer, stage)
-            self.measured.put(peer, stage)
         seat = self.seats[peer] = Seat(peer, stage, why)
         return seat
 

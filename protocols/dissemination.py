@@ -20,6 +20,7 @@ from swarmd.protocols.messages.gossip import (
     NEWS_BYTES_MAX,
     NEWS_RECORDS_MAX,
     NEWS_RUMOURS_MAX,
+    RECORD_BYTES_MAX,
     Rumour,
     SignedRecord,
 )
@@ -31,6 +32,8 @@ PROGRESS_TELLINGS = 3
 """To how many links a peer passes on mere progress: reaches all but e^-3 of the swarm."""
 ENVELOPE_BYTES = 32
 """Field names and lengths around one piece. Roughly: it is a budget, not an account."""
+PIECES_THAT_FIT = NEWS_BYTES_MAX // (RECORD_BYTES_MAX + 64 + ENVELOPE_BYTES)
+"""However large they are: then it does not matter which go first."""
 
 News = SignedRecord | Rumour
 Topic = tuple[PeerId, str]
@@ -87,7 +90,7 @@ class Dissemination:
     def known_by(self, topic: Topic, news: News, peer: PeerId) -> None:
         """A link just gave us what we were about to tell it."""
         piece = self._pieces.get(topic)
-        if piece is not None and piece.news == news:
+        if piece is not None and (piece.news is news or piece.news == news):
             piece.told.add(peer)
 
     def withdraw(self, topic: Topic) -> None:
@@ -98,29 +101,25 @@ class Dissemination:
         """What to tell this link now, within the bounds of one message."""
         if not self._pieces:
             return (), ()
-        waiting = [
-            (piece.times, -age, topic)
-            for age, (topic, piece) in enumerate(self._pieces.items())
-            if link not in piece.told
-        ]
-        if not waiting:
-            return (), ()
-        waiting.sort()
+        waiting = [item for item in self._pieces.items() if link not in item[1].told]
+        if len(waiting) > PIECES_THAT_FIT:
+            waiting.reverse()
+            waiting.sort(key=lambda item: item[1].times)
         room_bytes = NEWS_BYTES_MAX
         records: list[SignedRecord] = []
         rumours: list[Rumour] = []
-        for _, _, topic in waiting:
-            piece = self._pieces[topic]
+        for topic, piece in waiting:
+            news = piece.news
             if piece.size_bytes > room_bytes:
                 break
-            if isinstance(piece.news, SignedRecord):
+            if isinstance(news, SignedRecord):
                 if len(records) == NEWS_RECORDS_MAX:
                     continue
-                records.append(piece.news)
+                records.append(news)
             else:
                 if len(rumours) == NEWS_RUMOURS_MAX:
                     continue
-                rumours.append(piece.news)
+                rumours.append(news)
             room_bytes -= piece.size_bytes
             piece.told.add(link)
             piece.times += 1
@@ -136,5 +135,7 @@ class Dissemination:
     def settle(self, links: Iterable[PeerId]) -> None:
         """Forget the pieces that each of these has."""
         present = set(links)
+        if not self._pieces:
+            return
         for topic in [t for t, piece in self._pieces.items() if present <= piece.told]:
             del self._pieces[topic]

@@ -84,15 +84,17 @@ class Judgement:
         strangers = set()
         learned = 0
         for signed in records:
+            known = self._roster.whose(signed.body)
+            if known is not None:  # most of what arrives
+                self._news.known_by((known, "record"), signed, source)
+                continue
             try:
                 merged = self._roster.merge(signed, now_s)
             except RemoteProtocolError as error:
                 self.reject(source, error.code, error.text)
                 continue
             peer = PeerId(merged.record.peer)
-            if merged.meaning is Meaning.SAME:
-                self._news.known_by((peer, "record"), signed, source)
-            elif merged.meaning is Meaning.OWN:
+            if merged.meaning is Meaning.OWN:
                 self._voice.meet_own_record(merged.record, now_s)
             elif merged.meaning is not Meaning.OLDER:
                 learned += merged.haste is Haste.AT_ONCE
@@ -103,11 +105,13 @@ class Judgement:
         return strangers, learned
 
     def _learned(self, peer: PeerId, merged: Merged) -> None:
+        record = merged.record
+        self._news.fresh = max(self._news.fresh, merged.haste)
+        if merged.meaning is Meaning.CHANGED and merged.haste is not Haste.AT_ONCE:
+            return
         entry = self._roster.get(peer)
         assert entry is not None
-        record = merged.record
         told = {"peer": peer, "stage": record.stage, "phase": record.phase}
-        self._news.fresh = max(self._news.fresh, merged.haste)
         if entry.liveness is Liveness.LEFT:
             was_there = merged.before is None or merged.before.phase != "left"
             self._end_presence(peer)
@@ -122,7 +126,7 @@ class Judgement:
         elif merged.meaning is Meaning.REFUTED:
             self._begin_presence(peer)
             self._emit("peer_refuted", **told)
-        elif merged.haste is Haste.AT_ONCE:
+        else:
             self._emit("record_changed", **told, round=record.round)
 
     def _begin_presence(self, peer: PeerId) -> None:

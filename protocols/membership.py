@@ -242,7 +242,7 @@ class Membership:
         if self.news.fresh is not Haste.WHENEVER:
             self.teller.hurry(self.news.fresh, now_s)
             self.news.fresh = Haste.WHENEVER
-        effects = self._out[:]
+        effects = self._out.copy()
         self._out.clear()
         return effects
 

@@ -15,7 +15,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from swarmd.protocols.assignment import AssignmentLimits, Plan, StageNeeds, plan, stage_map
+from swarmd.protocols.assignment import (
+    AssignmentLimits,
+    Plan,
+    StageMap,
+    StageNeeds,
+    plan,
+    stage_map,
+)
 from swarmd.protocols.ids import PeerId
 from swarmd.protocols.messages.gossip import PeerRecord
 from swarmd.protocols.roster import RosterView
@@ -44,6 +51,8 @@ class Placement:
         self._needs = needs
         self._seed = seed
         self._limits = limits
+        self.present = StageMap(())
+        """Who holds what, as of the last review."""
         self._map_version = ""
         self._map_since_s = 0.0
         self._wish: tuple[int | None, str] = (None, "")
@@ -92,7 +101,15 @@ class Placement:
         is_old = now_s - self._plan_at_s >= REPLAN_S
         if held is None or is_old or held[:2] != (view.shape, is_quiet):
             limits = self._limits
-            found = plan(view, self._needs, self._seed, limits, quiet_s, tells_gain=False)
+            found = plan(
+                view,
+                self._needs,
+                self._seed,
+                limits,
+                quiet_s,
+                tells_gain=False,
+                present=self.present,
+            )
             self._plan = held = (view.shape, is_quiet, found)
             self._plan_at_s = now_s
         return held[2]
@@ -138,6 +155,7 @@ class Placement:
         if view.shape == self._map_shape:
             return
         self._map_shape = view.shape
-        version = stage_map(view, self._needs.stages).version
+        self.present = stage_map(view, self._needs.stages)
+        version = self.present.version
         if version != self._map_version:
             self._map_version, self._map_since_s = version, now_s

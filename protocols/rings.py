@@ -40,6 +40,8 @@ class Rings:
     def __init__(self, ring_count: int, full_mesh_max: int) -> None:
         assert 1 <= ring_count <= RINGS_MAX
         self._full_mesh_max = full_mesh_max
+        self._found: dict[PeerId, tuple[PeerId, ...]] = {}
+        """Neighbours that were asked for since the rings last changed."""
         self._rings: list[list[tuple[int, PeerId]]] = [[] for _ in range(ring_count)]
 
     def __len__(self) -> int:
@@ -51,6 +53,7 @@ class Rings:
             here = bisect_left(ring, (place, peer))
             if here == len(ring) or ring[here] != (place, peer):
                 insort(ring, (place, peer))
+                self._found.clear()
 
     def remove(self, peer: PeerId) -> None:
         """Harmless if it is not there."""
@@ -58,11 +61,18 @@ class Rings:
             here = bisect_left(ring, (place, peer))
             if here < len(ring) and ring[here] == (place, peer):
                 del ring[here]
+                self._found.clear()
 
-    def neighbours(self, peer: PeerId) -> list[PeerId]:
+    def neighbours(self, peer: PeerId) -> tuple[PeerId, ...]:
         """Those that should keep a link to `peer` (itself on the rings or not), by id."""
+        found = self._found.get(peer)
+        if found is None:
+            found = self._found[peer] = tuple(sorted(self._find(peer)))
+        return found
+
+    def _find(self, peer: PeerId) -> set[PeerId]:
         if len(self) <= self._full_mesh_max:
-            return sorted(other for _, other in self._rings[0] if other != peer)
+            return {other for _, other in self._rings[0] if other != peer}
         found: set[PeerId] = set()
         for ring, place in zip(self._rings, _places(peer), strict=False):
             here = bisect_left(ring, (place, peer))
@@ -70,4 +80,4 @@ class Rings:
             found.add(ring[here - 1][1])
             found.add(ring[(here + is_on_it) % len(ring)][1])
         found.discard(peer)
-        return sorted(found)
+        return found

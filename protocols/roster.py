@@ -105,7 +105,7 @@ class RosterView:
 
     def present(self) -> tuple[PeerView, ...]:
         """Those alive or suspect."""
-        return tuple(view for view in self.peers if view.is_present)
+        return tuple([view for view in self.peers if view.liveness in PRESENT])
 
 
 @dataclass(slots=True)
@@ -119,8 +119,8 @@ class Entry:
     since_s: float = 0.0
     """When `liveness` last changed."""
     last_heard_s: float = 0.0
-    fingerprint: int = 0
-    """64 bits over the stamp and on whether the peer is present; summed up in digests."""
+    stamp_hash: int | None = None
+    """Of `fingerprint`, while nothing has changed."""
     revision: int = 0
     """The roster's, when this entry last changed."""
     death: Rumour | None = None
@@ -134,6 +134,13 @@ class Entry:
     @property
     def is_present(self) -> bool:
         return self.liveness in PRESENT
+
+    @property
+    def fingerprint(self) -> int:
+        """64 bits over the stamp and on whether the peer is present; summed up in digests."""
+        if self.stamp_hash is None:
+            self.stamp_hash = _fingerprint(self)
+        return self.stamp_hash
 
 
 class Roster:
@@ -170,6 +177,10 @@ class Roster:
 
     def get(self, peer: PeerId) -> Entry | None:
         return self._entries.get(peer)
+
+    def whose(self, body: bytes) -> PeerId | None:
+        """Of whom we hold this very record, if of anybody."""
+        return self._of_body.get(body)
 
     def entries(self) -> Iterator[Entry]:
         """By id."""
@@ -332,7 +343,7 @@ class Roster:
         peer = PeerId(entry.record.peer)
         self._by_change.pop(peer, None)
         self._by_change[peer] = entry
-        entry.fingerprint = _fingerprint(entry)
+        entry.stamp_hash = None
         entry.view = None
 
     # ------------------------------------------------------------------------------------- view

@@ -58,11 +58,14 @@ class StageBoard:
         self._work = [0.0] * len(costs)
         self.holders: list[list[PeerId]] = [[] for _ in costs]
 
-    def copy(self) -> StageBoard:
-        twin = StageBoard(self._capacities, self._costs)
+    def copy(self, capacities: Mapping[PeerId, float] | None = None) -> StageBoard:
+        """The same seats; with other capacities, if given."""
+        twin = StageBoard(capacities or self._capacities, self._costs)
         twin._stage_of = dict(self._stage_of)
-        twin._work = list(self._work)
         twin.holders = [list(peers) for peers in self.holders]
+        twin._work = list(self._work)
+        if capacities is not None:
+            twin._work = [sum(capacities[peer] for peer in peers) for peers in self.holders]
         return twin
 
     def put(self, peer: PeerId, stage: int) -> None:

@@ -13,7 +13,7 @@ from swarmd.protocols.membership import Membership
 from swarmd.protocols.membership_limits import MembershipLimits, wan
 from swarmd.protocols.messages.gossip import PeerRecord, SignedRecord
 from swarmd.protocols.roster import Liveness, PeerView, RosterView
-from swarmd.sim.cluster import signature_of, verify
+from swarmd.sim.sim_peer import signature_of, verify
 
 RUN = "a" * 64
 _revisions = itertools.count()

@@ -14,9 +14,10 @@ import time
 
 from swarmd.protocols import assignment, membership_limits
 from swarmd.sim.clock import World
-from swarmd.sim.cluster import Cluster, shape_of
+from swarmd.sim.cluster import Cluster
 from swarmd.sim.gossip_peer import gossip_factory
 from swarmd.sim.network import NetworkProfile
+from swarmd.sim.small_run import shape_of
 
 STAGES = 7
 START_S = 30.0

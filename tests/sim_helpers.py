@@ -12,9 +12,11 @@ from swarmd.protocols.membership_limits import MembershipLimits
 from swarmd.protocols.roster import Entry, Liveness
 from swarmd.sim.checkers import GOSSIP_CHECKERS, Checkers, unsettled
 from swarmd.sim.clock import World
-from swarmd.sim.cluster import Cluster, Factory, SimPeer, shape_of
+from swarmd.sim.cluster import Cluster
 from swarmd.sim.gossip_peer import gossip_factory
 from swarmd.sim.network import NetworkProfile
+from swarmd.sim.sim_peer import Factory, SimPeer
+from swarmd.sim.small_run import shape_of
 
 
 class Swarm:

@@ -28,18 +28,10 @@ def sim(session: Session, rtt: float | None, bw: float | None, **flags: Any) -> 
     Ends with 0, with 10 if a rule was broken, 11 if the swarm did not settle, 12 if a peer crashed.
     The last line repeats the run.
     """
-    from swarmd.errors import UserError
     from swarmd.json_record import render
     from swarmd.result_records import Sim
     from swarmd.sim.run import SimOptions, run
 
-    if flags["peers"] < flags["stages"] or flags["stages"] < 1:
-        raise UserError(
-            f"--peers {flags['peers']} is below --stages {flags['stages']}",
-            code="usage",
-            exit_code=2,
-            hint="every stage needs a peer",
-        )
     options = SimOptions(rtt_s=rtt, bandwidth_bytes_per_s=bw, **flags)
     printer = session.printer
     found = run(options, None if printer.is_json else printer.line)

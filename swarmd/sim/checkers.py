@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from swarmd.protocols import effects as fx
 from swarmd.protocols.assignment import stage_map
@@ -23,7 +23,8 @@ from swarmd.protocols.messages.gossip import PeerRecord
 from swarmd.protocols.probing import RELAYS_MAX
 from swarmd.protocols.records import stamp_of
 from swarmd.protocols.roster import Entry
-from swarmd.sim.cluster import Cluster, SimPeer
+from swarmd.sim.cluster import Cluster
+from swarmd.sim.sim_peer import SimPeer
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,14 +40,13 @@ class Violation:
         return f"{self.at_s:10.3f}  {self.peer:<5} {self.rule}: {self.text}"
 
 
-@dataclass(frozen=True, slots=True)
-class Moment:
+class Moment(NamedTuple):
     """What one peer just did."""
 
     peer: SimPeer
     membership: Membership
-    event: fx.Event
-    effects: list[fx.Effect]
+    emits: list[fx.Emit]
+    """What it had to tell."""
     changed: list[Entry]
     """Entries of its roster that are new or different since its last event."""
 
@@ -55,6 +55,9 @@ class Checker(Protocol):
     """Returns what is wrong after an event, or None."""
 
     rule: str
+    looks_at: str
+    """Asked after events with emits only ("emits"), with changed entries only ("changed"), or after
+    every one ("all")."""
 
     def check(self, moment: Moment) -> str | None: ...
 
@@ -63,6 +66,7 @@ class RecordsAreTheirOwners:
     """Every foreign record in a roster was signed by the peer it speaks of, for this run."""
 
     rule = "record_not_its_owners"
+    looks_at = "changed"
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
@@ -81,6 +85,7 @@ class StampsOnlyRise:
     """What a peer knows of another never becomes older, and its own incarnation only rises."""
 
     rule = "stamp_fell"
+    looks_at = "changed"
 
     def __init__(self, cluster: Cluster) -> None:
         self._stamps: dict[tuple[int, int, PeerId], tuple[int, int]] = {}
@@ -99,6 +104,7 @@ class OneEntryEach:
     """Peers are in a roster once, in order, never more than exist; the index agrees."""
 
     rule = "roster_inconsistent"
+    looks_at = "all"
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
@@ -125,6 +131,7 @@ class QueuesAreBounded:
     """Nothing that others can fill grows beyond its limit."""
 
     rule = "limit_exceeded"
+    looks_at = "all"
 
     def __init__(self, cluster: Cluster) -> None:
         pass
@@ -142,15 +149,16 @@ class TheUndisturbedLive:
     """Nobody to whom nothing was done is held for dead by somebody to whom nothing was done."""
 
     rule = "false_death"
+    looks_at = "emits"
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
 
     def check(self, moment: Moment) -> str | None:
-        for effect in moment.effects:
-            if not isinstance(effect, fx.Emit) or effect.name != "peer_dead":
+        for emit in moment.emits:
+            if emit.name != "peer_dead":
                 continue
-            number = self._cluster.number_of(effect.fields["peer"])
+            number = self._cluster.number_of(emit.fields["peer"])
             assert number is not None
             accused, now_s = self._cluster.peers[number], self._cluster.world.now_s
             disturbed_s = max(
@@ -178,7 +186,9 @@ class Checkers:
 
     def __init__(self, cluster: Cluster, checkers: list[Checker], violations_max: int = 20) -> None:
         self._cluster = cluster
-        self._checkers = checkers
+        self._asked_always = [checker for checker in checkers if checker.looks_at == "all"]
+        self._asked_of_emits = [checker for checker in checkers if checker.looks_at == "emits"]
+        self._asked_of_changed = [checker for checker in checkers if checker.looks_at == "changed"]
         self._violations_max = violations_max
         self.violations: list[Violation] = []
         self._revisions: dict[tuple[int, int], int] = {}
@@ -189,12 +199,20 @@ class Checkers:
             return
         membership = _membership(peer)
         changed = self._changed(peer, membership)
-        moment = Moment(peer, membership, event, effects, changed)
-        for checker in self._checkers:
+        emits = [effect for effect in effects if isinstance(effect, fx.Emit)]
+        moment = Moment(peer, membership, emits, changed)
+        self._ask(self._asked_always, moment)
+        if emits:
+            self._ask(self._asked_of_emits, moment)
+        if changed:
+            self._ask(self._asked_of_changed, moment)
+
+    def _ask(self, checkers: list[Checker], moment: Moment) -> None:
+        for checker in checkers:
             text = checker.check(moment)
             if text is not None and len(self.violations) < self._violations_max:
                 now_s = self._cluster.world.now_s
-                self.violations.append(Violation(now_s, peer.name, checker.rule, text))
+                self.violations.append(Violation(now_s, moment.peer.name, checker.rule, text))
 
     def _changed(self, peer: SimPeer, membership: Membership) -> list[Entry]:
         roster = membership.roster

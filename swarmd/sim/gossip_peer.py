@@ -8,12 +8,12 @@ long as every stage has somebody.
 from __future__ import annotations
 
 from swarmd.protocols import effects as fx
-from swarmd.protocols.assignment import AssignmentLimits, equal_needs, stage_map
+from swarmd.protocols.assignment import AssignmentLimits, equal_needs
 from swarmd.protocols.membership import Membership
 from swarmd.protocols.membership_limits import MembershipLimits
 from swarmd.protocols.messages.gossip import PeerRecord
 from swarmd.protocols.placement import Placement
-from swarmd.sim.cluster import Factory, PeerSpec
+from swarmd.sim.sim_peer import Factory, PeerSpec
 
 REVIEW = "gossip_peer/review"
 REVIEW_S = 0.5
@@ -55,11 +55,11 @@ class GossipPeer:
         self._has_met_others = not spec.entries
         self._active_at_s: float | None = None
         self._worked_s = 0.0
-        self._seen_shape = -1
-        self._is_covered = False
 
     def handle(self, event: fx.Event, now_s: float) -> list[fx.Effect]:
         match event:
+            case fx.Arrived():  # most of what happens
+                return self.membership.handle(event, now_s)
             case fx.Started():
                 effects = self.membership.handle(event, now_s)
                 for peer, addresses in sorted(self._spec.entries.items()):
@@ -99,11 +99,7 @@ class GossipPeer:
         return self.membership.update_own(now_s, phase="active")
 
     def _work(self, now_s: float) -> list[fx.Effect]:
-        view = self.membership.view(now_s)
-        if view.shape != self._seen_shape:
-            self._seen_shape = view.shape
-            self._is_covered = not stage_map(view, self.stages).uncovered
-        if not self._is_covered:
+        if self.placement.present.uncovered:
             return []
         speed = self._spec.speed()
         self._worked_s += REVIEW_S * speed

@@ -15,7 +15,8 @@ from swarmd.protocols.ids import PeerId
 from swarmd.protocols.messages import Message
 from swarmd.protocols.messages.gossip import Ack, Gossip, PeerRecord, Probe, Rumour, SignedRecord
 from swarmd.protocols.records import read_record
-from swarmd.sim.cluster import Cluster, SimPeer, signature_of
+from swarmd.sim.cluster import Cluster
+from swarmd.sim.sim_peer import SimPeer, signature_of
 
 KEPT_MAX = 64
 """Old messages that a replayer remembers."""

@@ -105,12 +105,12 @@ class Network:
         if way.held or not self._is_open(source, target):
             way.held.append((item, size_bytes, priority))
         else:
-            self._carry(link, way, source, target, item, size_bytes, priority)
+            self._carry(link.epoch, way, source, target, item, size_bytes, priority)
         return True
 
     def _carry(
         self,
-        link: _SimLink,
+        epoch: int,
         way: _Way,
         source: int,
         target: int,
@@ -127,7 +127,7 @@ class Network:
         delay_s = self.delay_s(source, target) * (1.0 + profile.jitter * self._rng.random())
         arrives_s = max(left_s + delay_s, way.free_at_s.get(priority, 0.0))
         way.free_at_s[priority] = arrives_s
-        self._world.at(arrives_s, self._arrive, link.epoch, source, target, item)
+        self._world.at(arrives_s, self._arrive, epoch, source, target, item)
 
     def _arrive(self, epoch: int, source: int, target: int, item: Any) -> None:
         link = self._links.get(_pair(source, target))
@@ -141,7 +141,7 @@ class Network:
         if delay_s is None:
             delay_s = self._profile.delay_s * self._rng.uniform(0.5, 2.0)
             self._delays[pair] = delay_s
-        return delay_s + self._slowed.get(pair, 0.0)
+        return delay_s + self._slowed.get(pair, 0.0) if self._slowed else delay_s
 
     # ------------------------------------------------------------------------------------- links
 
@@ -260,6 +260,8 @@ class Network:
         self._world.after(self._profile.stall_s, self._stall, source, target)
 
     def _is_open(self, source: int, target: int) -> bool:
+        if not self._closed_since_s:
+            return True  # nothing was ever done to any path
         if (source, target) in self._cut:
             return False
         return self._clogged_until_s.get((source, target), 0.0) <= self._world.now_s
@@ -271,7 +273,7 @@ class Network:
         way = link.ways[source, target]
         held, way.held = way.held, []
         for item, size_bytes, priority in held:
-            self._carry(link, way, source, target, item, size_bytes, priority)
+            self._carry(link.epoch, way, source, target, item, size_bytes, priority)
 
     def _stall(self, source: int, target: int) -> None:
         """A path closed all through stall_s: what lies below gives the link up."""

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 
-from swarmd.errors import UserError
+from swarmd.sim.option_check import check
 from swarmd.sim.options import (
     INVARIANT_BROKEN,
     OK,
@@ -13,7 +16,6 @@ from swarmd.sim.options import (
     SimOptions,
     SimResult,
 )
-from swarmd.sim.scenarios import SCENARIOS
 from swarmd.sim.simulation import Simulation
 from swarmd.sim.trace import Line
 
@@ -36,7 +38,7 @@ def run(options: SimOptions, line: Line | None = None) -> SimResult:
     line: takes the lines of the report; the trace too if asked for. Raises UserError for options
     that make no sense together.
     """
-    _check(options)
+    check(options)
     say = line or (lambda text: None)
     for seed in range(options.seed, options.seed + options.seeds_max):
         result = run_once(replace(options, seed=seed), say)
@@ -45,31 +47,29 @@ def run(options: SimOptions, line: Line | None = None) -> SimResult:
     return result
 
 
-def _check(options: SimOptions) -> None:
-    if options.scenario is not None and options.scenario not in SCENARIOS:
-        raise UserError(
-            f"there is no scenario {options.scenario}",
-            code="usage",
-            exit_code=2,
-            hint=f"one of {', '.join(sorted(SCENARIOS))}",
-        )
-    if options.kill is not None and not 0 <= options.kill < options.peers:
-        raise UserError(
-            f"--kill {options.kill} of {options.peers} peers",
-            code="usage",
-            exit_code=2,
-            hint="at least one peer must live",
-        )
-
-
 def run_once(options: SimOptions, say: Line) -> SimResult:
     """The run of one seed."""
     say(f"seed {options.seed}")
-    simulation = Simulation(options, say)
-    simulation.go()
-    result = simulation.result()
+    with _cycles_kept():
+        simulation = Simulation(options, say)
+        simulation.go()
+        result = simulation.result()
     for text in result.violations:
         say(text)
     say(f"{result.outcome}: {result.events} events, {result.virtual_s:.1f} virtual seconds")
     say(result.command)
     return result
+
+
+@contextmanager
+def _cycles_kept() -> Iterator[None]:
+    """Without the collector of cycles: it takes a fifth of the time to find that nothing of a run
+    can go before its end."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.collect(0)
+        if was_on:
+            gc.enable()

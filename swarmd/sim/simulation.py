@@ -14,7 +14,7 @@ from swarmd.protocols import assignment, membership_limits
 from swarmd.protocols.run_shape import RunShape
 from swarmd.sim.checkers import GOSSIP_CHECKERS, Checker, Checkers, unsettled
 from swarmd.sim.clock import World
-from swarmd.sim.cluster import Cluster, shape_of
+from swarmd.sim.cluster import Cluster
 from swarmd.sim.fake_compute import CostModel
 from swarmd.sim.fault_draw import FaultOptions, draw_clocks, draw_faults, draw_profile
 from swarmd.sim.faults import Fault, FaultPlan
@@ -29,6 +29,7 @@ from swarmd.sim.options import (
     SimResult,
 )
 from swarmd.sim.scenarios import SCENARIOS
+from swarmd.sim.small_run import shape_of
 from swarmd.sim.trace import Line, Trace
 from swarmd.sim.whole_peer import whole_factory
 from swarmd.sim.whole_run import (

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import hashlib
+import zlib
+from array import array
 from collections.abc import Callable
 
 from swarmd.protocols import effects as fx
-from swarmd.sim.cluster import Cluster, SimPeer
+from swarmd.sim.cluster import Cluster
+from swarmd.sim.sim_peer import SimPeer
 
 Line = Callable[[str], None]
+GATHERED_MAX = 4_096
+"""Numbers that wait to be hashed together."""
 
 
 class Trace:
@@ -18,27 +23,39 @@ class Trace:
         self._cluster = cluster
         self._line = line
         self._hash = hashlib.blake2b(digest_size=16)
+        self._gathered = array("d")
+        self._numbers: dict[type[fx.Event], int] = {}
+        """Of each kind of event, the same in every process."""
         self.events = 0
         cluster.observe.append(self._event)
         cluster.on_emit.append(self._emit)
 
     @property
     def digest(self) -> str:
+        self._hash_gathered()
         return self._hash.hexdigest()
-
-    def note(self, text: str) -> None:
-        self._hash.update(text.encode())
-        if self._line is not None:
-            self._line(text)
 
     def _event(self, peer: SimPeer, event: fx.Event, effects: list[fx.Effect]) -> None:
         self.events += 1
-        now_s = self._cluster.world.now_s
-        self._hash.update(f"{now_s!r}{peer.number}{type(event).__name__}{len(effects)}".encode())
+        kind = type(event)
+        number = self._numbers.get(kind)
+        if number is None:
+            number = self._numbers[kind] = zlib.crc32(kind.__name__.encode())
+        self._gathered.extend((self._cluster.world.now_s, peer.number, number, len(effects)))
+        if len(self._gathered) >= GATHERED_MAX:
+            self._hash_gathered()
+
+    def _hash_gathered(self) -> None:
+        self._hash.update(self._gathered.tobytes())
+        del self._gathered[:]
 
     def _emit(self, peer: SimPeer, emit: fx.Emit) -> None:
-        values = " ".join(f"{name}={_brief(value)}" for name, value in emit.fields.items())
-        self.note(f"{self._cluster.world.now_s:10.3f}  {peer.name:<5} {emit.name:<18} {values}")
+        self._hash_gathered()
+        self._hash.update(f"{peer.number} {emit.name} {emit.fields}".encode())
+        if self._line is not None:
+            values = " ".join(f"{name}={_brief(value)}" for name, value in emit.fields.items())
+            now_s = self._cluster.world.now_s
+            self._line(f"{now_s:10.3f}  {peer.name:<5} {emit.name:<18} {values}")
 
 
 def _brief(value: object) -> str:

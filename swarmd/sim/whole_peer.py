@@ -15,8 +15,8 @@ from swarmd.protocols.peer import PeerMachine
 from swarmd.protocols.peer_setup import PeerSetup
 from swarmd.protocols.pipeline_shape import PipelineLimits
 from swarmd.protocols.saved_states import fetched_in
-from swarmd.sim.cluster import Factory, PeerSpec
 from swarmd.sim.files import guarded_on, saved_on
+from swarmd.sim.sim_peer import Factory, PeerSpec
 
 StageOf = Callable[[PeerSpec], int | None]
 

@@ -14,7 +14,8 @@ from typing import cast
 from swarmd.protocols import effects as fx
 from swarmd.protocols.peer import PeerMachine
 from swarmd.sim.checkers import Moment
-from swarmd.sim.cluster import Cluster, SimPeer
+from swarmd.sim.cluster import Cluster
+from swarmd.sim.sim_peer import SimPeer
 
 REPLICA_MICRO_BATCHES_PER_S = 2.2
 """Of one peer with the usual costs (fake_compute.CostModel times SLOWER)."""
@@ -26,6 +27,7 @@ class RoundsOnlyRise:
     """A peer never goes back to an earlier round in one life of its process."""
 
     rule = "round_fell"
+    looks_at = "all"
 
     def __init__(self, cluster: Cluster) -> None:
         self._rounds: dict[tuple[int, int], int] = {}
@@ -42,15 +44,15 @@ class EndsAreClean:
     """Who ends with `run_complete` has a clean and complete ledger, and no slot in its hands."""
 
     rule = "unclean_end"
+    looks_at = "emits"
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
 
     def check(self, moment: Moment) -> str | None:
-        for effect in moment.effects:
-            if isinstance(effect, fx.Emit) and effect.name == "peer_ended":
-                if effect.fields["code"] == "run_complete":
-                    return self._why_unclean(moment.peer)
+        for emit in moment.emits:
+            if emit.name == "peer_ended" and emit.fields["code"] == "run_complete":
+                return self._why_unclean(moment.peer)
         return None
 
     def _why_unclean(self, peer: SimPeer) -> str | None:

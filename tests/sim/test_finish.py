@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from swarmd.protocols import effects as fx
-from swarmd.sim.cluster import SimPeer
 from swarmd.sim.run import OK, SimOptions, Simulation
+from swarmd.sim.sim_peer import SimPeer
 from swarmd.sim.whole_run import machine_of
 
 LEAVES = 1

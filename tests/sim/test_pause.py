@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from swarmd.protocols import effects as fx
-from swarmd.sim.cluster import SimPeer
 from swarmd.sim.run import OK, SimOptions, Simulation
+from swarmd.sim.sim_peer import SimPeer
 from swarmd.sim.whole_run import machine_of
 
 PAUSED = 1

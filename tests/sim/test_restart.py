@@ -8,9 +8,10 @@ from swarmd.protocols import assignment, membership_limits
 from swarmd.protocols.audit import audit
 from swarmd.protocols.pipeline_shape import PipelineLimits
 from swarmd.sim.clock import World
-from swarmd.sim.cluster import Cluster, shape_of
+from swarmd.sim.cluster import Cluster
 from swarmd.sim.files import saved_on
 from swarmd.sim.network import NetworkProfile
+from swarmd.sim.small_run import shape_of
 from swarmd.sim.whole_peer import fixed_map, whole_factory
 from swarmd.sim.whole_run import machine_of
 

@@ -114,11 +114,35 @@ def test_until_failure_stops_at_the_first_seed_that_fails(
     assert "--seed 7" in result.command
 
 
-@pytest.mark.parametrize("wrong", [{"scenario": "no_such"}, {"kill": 5}, {"kill": -1}])
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"scenario": "no_such"},
+        {"kill": 5},
+        {"kill": -1},
+        {"peers": 100_000},
+        {"peers": 1},
+        {"peers": 0, "stages": 0},
+        {"rounds": -1},
+        {"rounds": 10**9},
+        {"loss": 2.0},
+        {"loss": float("nan")},
+        {"loss": -0.1},
+        {"seed": -1},
+        {"seed": 1 << 80},
+        {"rtt_s": 1e9},
+    ],
+    ids=str,
+)
 def test_options_that_make_no_sense_are_the_users_error(wrong: dict[str, Any]) -> None:
     with pytest.raises(UserError) as caught:
-        run(SimOptions(**SMALL, **wrong))
-    assert caught.value.exit_code == 2
+        run(SimOptions(**SMALL | wrong))
+    assert (caught.value.code, caught.value.exit_code) == ("usage", 2)
+    assert "\n" not in str(caught.value)
+
+
+def test_lone_peer_trains_by_itself() -> None:
+    assert run(SimOptions(peers=1, stages=1, rounds=1, seed=1)).exit_code == OK
 
 
 def test_unclean_end_of_a_whole_peer_exits_10(monkeypatch: pytest.MonkeyPatch) -> None:

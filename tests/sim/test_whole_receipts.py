@@ -6,8 +6,8 @@ import pytest
 
 from swarmd.protocols import effects as fx
 from swarmd.protocols.receipts import Witnessed, tag_of
-from swarmd.sim.cluster import SimPeer
 from swarmd.sim.run import OK, SimOptions, Simulation
+from swarmd.sim.sim_peer import SimPeer
 from swarmd.sim.whole_run import machine_of
 
 Proved = dict[int, dict[bytes, Witnessed]]

@@ -16,7 +16,7 @@ from swarmd.protocols.membership import TICK, Membership
 from swarmd.protocols.messages import control, gossip
 from swarmd.protocols.roster import Liveness
 from swarmd.protocols.telling import GOSSIP
-from swarmd.sim.cluster import signature_of, verify
+from swarmd.sim.sim_peer import signature_of, verify
 
 A, B, C, D = (peer_id(name) for name in "abcd")
 

@@ -14,7 +14,7 @@ from swarmd.protocols.errors import LocalProtocolError, RemoteProtocolError
 from swarmd.protocols.messages.gossip import SignedRecord
 from swarmd.protocols.records import join
 from swarmd.protocols.roster import Liveness, Meaning, Roster
-from swarmd.sim.cluster import verify
+from swarmd.sim.sim_peer import verify
 
 PHASES = ("joining", "syncing", "active", "draining", "left")
 
