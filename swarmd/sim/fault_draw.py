@@ -63,14 +63,14 @@ def draw_faults(
 ) -> list[Fault]:
     """The faults of one run between `start_s` and `end_s`."""
     draw = _Draw(world.rng_for("faults"), peer_count, limits, start_s, end_s)
-    for kind in _KINDS:
+    for kind in _KINDS if peer_count > 1 else _KINDS_OF_ONE:
         if draw.rng.random() < KIND_CHANCE:
             getattr(draw, kind)()
     faults = draw.faults
     if options.kill is not None:
         faults = [fault for fault in faults if fault.kind not in ("crash", "leave", "join")]
         faults += draw.kill(options.kill)
-    if options.loss is not None:
+    if options.loss is not None and peer_count > 1:
         faults = [fault for fault in faults if fault.kind != "break_link"]
         faults += draw.lose(options.loss)
     return faults
@@ -88,6 +88,8 @@ _KINDS = (
     "joins",
     "lies",
 )
+_KINDS_OF_ONE = ("crashes", "pauses", "slow_peers")
+"""The others need somebody else."""
 
 
 class _Draw:

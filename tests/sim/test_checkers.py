@@ -8,11 +8,12 @@ import pytest
 from gossip_helpers import record, signed
 from sim_helpers import Swarm
 
-from swarmd.protocols import dissemination, judgement, probing, roster
+from swarmd.protocols import dissemination, probing, roster
 from swarmd.protocols.ids import PeerId
 from swarmd.protocols.leases import LeaseBook
 from swarmd.protocols.messages import gossip
 from swarmd.protocols.own_record import OwnRecord
+from swarmd.protocols.own_voice import OwnVoice
 from swarmd.protocols.roster import Entry, Liveness, Roster
 from swarmd.sim.checkers import unsettled
 from swarmd.sim.liars import make_liar
@@ -117,7 +118,7 @@ def mute(self: OwnRecord, life: object) -> None:
     "breakage",
     [
         lambda monkeypatch: monkeypatch.setattr(OwnRecord, "refute", mute),
-        lambda monkeypatch: monkeypatch.setattr(judgement.Judgement, "answer_accusers", never),
+        lambda monkeypatch: monkeypatch.setattr(OwnVoice, "answer_accusers", never),
     ],
     ids=["refutes nothing", "answers nobody"],
 )

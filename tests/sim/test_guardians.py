@@ -11,9 +11,11 @@ from swarmd.protocols import effects as fx
 from swarmd.protocols.audit import audit
 from swarmd.protocols.guard import GuardRules
 from swarmd.sim.clock import World
-from swarmd.sim.cluster import Cluster, SimPeer, shape_of
+from swarmd.sim.cluster import Cluster
 from swarmd.sim.files import guarded_on
 from swarmd.sim.network import NetworkProfile
+from swarmd.sim.sim_peer import SimPeer
+from swarmd.sim.small_run import shape_of
 from swarmd.sim.whole_peer import whole_factory
 from swarmd.sim.whole_run import machine_of
 

@@ -8,8 +8,8 @@ from typing import Any
 
 from swarmd.protocols import effects as fx
 from swarmd.protocols.reasons import Reason
-from swarmd.sim.cluster import SimPeer
 from swarmd.sim.run import OK, SimOptions, Simulation
+from swarmd.sim.sim_peer import SimPeer
 from swarmd.sim.whole_run import machine_of
 
 CUT_S, LOOK_S, HEAL_S = 0.5, 25.0, 26.0

@@ -74,7 +74,7 @@ def test_given_network_is_not_drawn() -> None:
 
 def test_broken_rule_exits_10(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(OwnRecord, "refute", lambda self, life: None)
-    result = run(SimOptions(**SMALL | {"peers": 16, "rounds": 3}, seed=1, scenario="liars"))
+    result = run(SimOptions(**SMALL | {"peers": 16, "rounds": 3}, seed=2, scenario="liars"))
     assert (result.outcome, result.exit_code) == ("invariant_broken", INVARIANT_BROKEN)
     assert any("false_death" in text for text in result.violations)
 
