@@ -205,8 +205,17 @@ class LinkKeeper:
 
     def tick(self, now_s: float) -> list[Effect]:
         effects: list[Effect] = []
+        lacking = [peer for peer in self.wanted if peer not in self.links]
+        if lacking or now_s >= self._reunite_s:
+            effects += self._dial_due(lacking, now_s)
+        if len(self.links) > len(self.wanted):
+            effects += self._close_surplus(now_s)
+        return effects
+
+    def _dial_due(self, lacking: list[PeerId], now_s: float) -> list[Effect]:
+        effects: list[Effect] = []
         in_flight = sum(retry.in_flight for retry in self._retries.values())
-        for peer in self.wanted:
+        for peer in lacking:
             if in_flight >= self._limits.dials_max:
                 break
             if self._is_due(peer, now_s):
@@ -215,7 +224,6 @@ class LinkKeeper:
         if now_s >= self._reunite_s and in_flight < self._limits.dials_max:
             self._reunite_s = now_s + self._limits.reunite_s
             effects += self._try_the_dead(now_s)
-        effects += self._close_surplus(now_s)
         return effects
 
     def retry_in_s(self, now_s: float) -> float | None:
@@ -228,7 +236,7 @@ class LinkKeeper:
         return max(0.0, min(waits)) if waits else None
 
     def _is_due(self, peer: PeerId, now_s: float) -> bool:
-        if peer in self.links or not self._addresses_of(peer):
+        if not self._addresses_of(peer):
             return False
         retry = self._retries.get(peer)
         if retry is None:
@@ -252,8 +260,6 @@ class LinkKeeper:
 
     def _close_surplus(self, now_s: float) -> list[Effect]:
         """One link at most, that neither side wants. The smaller id closes it."""
-        if len(self.links) <= len(self.wanted):
-            return []
         is_crowded = len(self.links) > self._limits.links_max
         wanted = set(self.wanted)
         for peer in sorted(self.links):

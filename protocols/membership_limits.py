@@ -59,9 +59,9 @@ class MembershipLimits:
 
     gossip_delay_s: float = 0.1
     """Urgent news is held so long to travel together. Lower: faster, more messages."""
-    gossip_gathered_s: float = 0.75
-    """The same for news of a round, which all have at about the same time. Below probe_interval_s:
-    then it saves the probes."""
+    gossip_gathered_s: float = 1.5
+    """The same for news of a round, which all have at about the same time. Probes and their answers
+    take it along before, where a link is quiet."""
     gossip_spacing_s: float = 0.3
     """Between two such sendings at least: bounds messages where urgent news never ends."""
     sync_interval_s: float = 30.0

@@ -97,7 +97,10 @@ class Teller:
     def _tell_neglected(self, now_s: float) -> None:
         links = self._keeper.links
         since_s = now_s - 1.5 * self._limits.probe_interval_s
-        for peer in sorted(peer for peer, link in links.items() if link.told_s < since_s):
+        neglected = [peer for peer, link in links.items() if link.told_s < since_s]
+        if not neglected:
+            return
+        for peer in sorted(neglected):
             self._tell(peer, now_s)
         self._news.settle(self._keeper.neighbours())
 

@@ -10,7 +10,6 @@ A checker that cannot fire is worth nothing: tests/sim/test_checkers.py breaks e
 
 from __future__ import annotations
 
-import itertools
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -22,7 +21,7 @@ from swarmd.protocols.membership import Membership
 from swarmd.protocols.messages.gossip import PeerRecord
 from swarmd.protocols.probing import RELAYS_MAX
 from swarmd.protocols.records import stamp_of
-from swarmd.protocols.roster import Entry
+from swarmd.protocols.roster import PRESENT, Entry
 from swarmd.sim.cluster import Cluster
 from swarmd.sim.sim_peer import SimPeer
 
@@ -117,11 +116,11 @@ class OneEntryEach:
             return None
         self._shapes[key] = roster.shape
         ids = list(roster)
-        if any(a >= b for a, b in itertools.pairwise(ids)):
+        if sorted(set(ids)) != ids:
             return "ids are not in order, or one is there twice"
         if len(ids) != len(roster) or len(ids) > len(self._cluster.peers):
             return f"{len(ids)} entries for {len(self._cluster.peers)} peers"
-        present = sum(entry.is_present for entry in roster.entries())
+        present = len([entry for entry in roster.entries() if entry.liveness in PRESENT])
         if present != roster.present_count:
             return f"counts {roster.present_count} present, has {present}"
         return None

@@ -8,6 +8,9 @@ answer is an exit code.
 
 from __future__ import annotations
 
+import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from swarmd.protocols import assignment, membership_limits
@@ -112,20 +115,24 @@ class Simulation:
         for fault in self.plan.faults:
             self._say(f"fault {fault}")
         try:
-            self._start_all()
-            self.plan.arm()
-            self.world.run_until(self._faults_end_s)
-            self.plan.heal()
-            if self.watch is None:
-                self._settle()
-            else:
-                self._finish(self.watch)
+            with _cycles_kept():
+                self._go()
         except Exception as error:
             self._ending.exit_code = PEER_CRASHED
             self._ending.problems.append(f"{type(error).__name__}: {error}")
             self._ending.problems += _where(error)
         if self.checkers.violations:
             self._ending.exit_code = INVARIANT_BROKEN
+
+    def _go(self) -> None:
+        self._start_all()
+        self.plan.arm()
+        self.world.run_until(self._faults_end_s)
+        self.plan.heal()
+        if self.watch is None:
+            self._settle()
+        else:
+            self._finish(self.watch)
 
     def _start_all(self) -> None:
         """The founder, then the others within the first seconds, or all at the same instant."""
@@ -227,3 +234,17 @@ def _where(error: BaseException) -> list[str]:
         frames.append(f"  in {code.co_qualname} line {trace.tb_lineno}")
         trace = trace.tb_next
     return frames[-6:]
+
+
+@contextmanager
+def _cycles_kept() -> Iterator[None]:
+    """Without the collector of cycles: it takes a fifth of the time to find that nothing of a run
+    can go before its end."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.collect(0)
+        if was_on:
+            gc.enable()

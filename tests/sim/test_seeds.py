@@ -1,6 +1,6 @@
 """Many seeds: drawn networks, drawn clocks, drawn faults; no rule is broken, and all come to rest.
 
-How many: SWARMD_SIM_SEEDS (20) of the coordinator. A failing one prints the command that repeats
+How many: SWARMD_SIM_SEEDS (50) of the coordinator. A failing one prints the command that repeats
 it. Whole peers cost some thirty times as much: here a few small swarms, and with --slow large ones
 (SWARMD_WHOLE_SEEDS of them). docs/lab.md says what longer runs found.
 """
@@ -11,6 +11,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from collections import Counter
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
@@ -20,7 +21,7 @@ import pytest
 from swarmd.sim.run import OK, SimOptions, SimResult, Simulation, run
 from swarmd.sim.scenarios import SCENARIOS
 
-SEEDS = int(os.environ.get("SWARMD_SIM_SEEDS", "20"))
+SEEDS = int(os.environ.get("SWARMD_SIM_SEEDS", "50"))
 FIRST_SEED = int(os.environ.get("SWARMD_SIM_FIRST_SEED", "0"))
 WHOLE_SEEDS = int(os.environ.get("SWARMD_WHOLE_SEEDS", "4"))
 CHUNKS = 20
@@ -48,13 +49,15 @@ def options_of(seed: int) -> SimOptions:
     return SimOptions(peers=24, stages=4, rounds=20, seed=seed, coordinator_only=True)
 
 
-def run_seeds(seeds: range) -> list[tuple[SimResult, Counter[str]]]:
-    """Each result with what happened to the swarm."""
+def run_seeds(seeds: range) -> list[tuple[SimResult, Counter[str], float]]:
+    """Each result with what happened to the swarm, and the processor time that it took."""
     done = []
     for seed in seeds:
+        begun_s = time.process_time()
         simulation = Simulation(options_of(seed), lambda line: None)
         simulation.go()
-        done.append((simulation.result(), simulation.plan.fired))
+        cost_s = time.process_time() - begun_s
+        done.append((simulation.result(), simulation.plan.fired, cost_s))
     return done
 
 
@@ -67,13 +70,14 @@ def test_all_seeds_keep_the_rules_and_settle_and_every_kind_of_fault_is_among_th
     with ProcessPoolExecutor(WORKERS) as pool:
         done = [one for chunk in pool.map(run_seeds, chunks) for one in chunk]
     assert len(done) == SEEDS
-    failed = [result for result, _ in done if result.exit_code != OK]
+    failed = [result for result, _, _ in done if result.exit_code != OK]
     for result in failed:
         print(result.command, *result.violations, sep="\n  ")
     assert not failed
-    struck = Counter(name for _, fired in done for name in fired)
+    struck = Counter(name for _, fired, _ in done for name in fired)
+    print(f"{sum(cost_s for _, _, cost_s in done) / SEEDS:.2f} s of processor time a seed")
     for name in FAULTS:
-        total = sum(fired[name] for _, fired in done)
+        total = sum(fired[name] for _, fired, _ in done)
         print(f"{name:<22} {total:6} times, in {struck[name]} of {SEEDS} seeds")
     rare = [name for name in FAULTS if struck[name] < KIND_SHARE_MIN * SEEDS]
     assert not rare
