@@ -129,6 +129,8 @@ def _training(status: Status, width: int) -> list[str]:
             ],
             width,
         )
+    if status.state == "training":
+        lines += _worker(status, width)
     if traffic.comm_s_per_round is not None:
         planned, included = len(status.last_round.planned), len(status.last_round.included)
         blocking = f"{f.number(last.blocking_s, 1)} s blocking"
@@ -151,6 +153,15 @@ def _training(status: Status, width: int) -> list[str]:
             width,
         )
     return [*_transfer(status, width), *lines]
+
+
+def _worker(status: Status, width: int) -> list[str]:
+    """On a crowded machine a worker is busy for longer than it has a processor."""
+    busy_s, cpu_s = status.resources.worker_busy_s, status.resources.worker_cpu_s
+    if not busy_s or cpu_s is None or status.peer.device.kind not in (None, "cpu"):
+        return []
+    share = f"{f.duration(cpu_s)} of processor time, {cpu_s / busy_s:.2f} cores"
+    return row("worker", [f"busy {f.duration(busy_s)}", share], width)
 
 
 def _transfer(status: Status, width: int) -> list[str]:

@@ -333,6 +333,15 @@ def describe_usable(table: DeviceTable) -> list[str]:
     return lines
 
 
+def described(device: DeviceChoice | None, why: str) -> str:
+    """`NVIDIA RTX 4090, 22.0 GB free`; of a CPU that had to do, why."""
+    if device is None:
+        return "the CPU"
+    if device.memory_free_bytes is not None:
+        return f"{device.name}, {device.memory_free_bytes / 1e9:.1f} GB free"
+    return f"{device.name} ({why})"
+
+
 def _refusal(table: DeviceTable, code: str, text: str) -> UserError:
     usable = describe_usable(table)
     hint = "these work: " + "; ".join(usable) if usable else "no device works"

@@ -385,8 +385,10 @@ class Resources:
     down_bytes_per_s: float | None = None
     energy_kwh: float | None = None
     worker_restarts: int | None = None
+    worker_busy_s: float | None = None
+    """Wall seconds of the compute worker inside jobs."""
     worker_cpu_s: float | None = None
-    """CPU seconds of the compute worker; below its busy seconds on a crowded machine."""
+    """Its CPU seconds there, of all its threads; fewer than the busy ones on a crowded machine."""
 
 
 @part

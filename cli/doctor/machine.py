@@ -92,6 +92,15 @@ def memory_free_bytes() -> int:
     return available if limit is None else min(available, limit)
 
 
+def memory_total_bytes() -> int:
+    """The machine's, within a container's limit."""
+    import psutil
+
+    total: int = psutil.virtual_memory().total
+    limit = memory_limit_bytes()
+    return total if limit is None else min(total, limit)
+
+
 def _memory() -> Finding:
     free = memory_free_bytes()
     limit = memory_limit_bytes()

@@ -7,7 +7,11 @@ from pathlib import Path
 
 from swarmd.cli.local_swarm.events import Event
 from swarmd.errors import UserError
+from swarmd.partition import stage_bytes
+from swarmd.run_config import RunConfig
 
+PEER_BYTES = 400 << 20
+"""A daemon and its worker with the smallest stage, resident (docs/lab.md, everyday use)."""
 FLAG_OF_KEY = {
     "run.preset": "--preset",
     "run.stages": "--stages",
@@ -110,6 +114,23 @@ class LocalPlan:
         if self.wire:
             lines.append(f"wire = {quoted(self.wire)}")
         return lines
+
+
+def require_memory(plan: LocalPlan, run: RunConfig, *, free_bytes: int, total_bytes: int) -> None:
+    """Raise UserError where the peers would not fit: 75 if they might later, else 77."""
+    need = sum(PEER_BYTES + stage_bytes(run, plan.stage_of(number)) for number in range(plan.peers))
+    if need <= free_bytes:
+        return
+    raise UserError(
+        f"{plan.peers} peers need about {_gigabytes(need)}, {_gigabytes(free_bytes)} are free",
+        code="memory_short",
+        exit_code=75 if need <= total_bytes else 77,
+        hint="fewer --peers, a smaller --preset, or more --stages",
+    )
+
+
+def _gigabytes(count: int) -> str:
+    return f"{count / 1e9:.1f} GB"
 
 
 def parse_injection_target(text: str, peer_count: int) -> tuple[int, str]:

@@ -54,6 +54,8 @@ class LaneStatistics:
     jobs_failed: int
     busy_s: float
     """Inside jobs, by the worker's clock."""
+    cpu_s: float
+    """Of the worker, inside jobs: below `busy_s` for each thread on a crowded machine."""
     idle_s: float
     """Ready, with nothing to do."""
     queue_wait_s: float
@@ -108,6 +110,7 @@ class ComputeLane:
         self._free_since_s = 0.0
         self._idle_s = 0.0
         self._busy_s = 0.0
+        self._cpu_s = 0.0
         self._queue_wait_s = 0.0
         self._jobs_done = 0
         self._jobs_failed = 0
@@ -159,6 +162,7 @@ class ComputeLane:
             jobs_done=self._jobs_done,
             jobs_failed=self._jobs_failed,
             busy_s=self._busy_s,
+            cpu_s=self._cpu_s,
             idle_s=self._idle_s + (now_s - self._free_since_s if self._is_free else 0.0),
             queue_wait_s=self._queue_wait_s,
             restarts=self._restarts,
@@ -310,6 +314,7 @@ class ComputeLane:
             if isinstance(event, fx.ComputeDone):
                 self._jobs_done += 1
                 self._busy_s += event.result.busy_s
+                self._cpu_s += event.result.cpu_s
                 self._on_event(event)
             elif event is not None:
                 self._fail(event)

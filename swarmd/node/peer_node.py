@@ -14,6 +14,7 @@ import trio
 
 from swarmd.buffers import SlotPool
 from swarmd.checkpoints import CheckpointFolder
+from swarmd.devices import described
 from swarmd.errors import UserError
 from swarmd.events_log import EventLog
 from swarmd.home_files import raise_incarnation, read_known_peers
@@ -101,6 +102,8 @@ class PeerNode:
         self.on_leave: Callable[..., bool] = self.begin_leave
         self.feed = EventFeed(EventLog(life.home.events_file))
         self.reporter = Reporter(self)
+        self.device_text = ""
+        """For people: where it computes, once that is chosen."""
         self._store = LateStore()
         self._nursery: trio.Nursery | None = None
         self._ended = trio.Event()
@@ -213,7 +216,8 @@ class PeerNode:
         self.run, self.limits = run, limits_of(run.time_scale)
         if life.injection and not run.allow_injection:
             raise not_allowed()
-        device = await _in_thread(choose_device, life.config)
+        device, why = await _in_thread(choose_device, life.config)
+        self.device_text = described(device, why)
         self.slots = SlotPool(
             slot_classes(run, pipeline_limits(run).in_flight_max), output_reserve=OUTPUT_RESERVE
         )
@@ -240,6 +244,7 @@ class PeerNode:
             on_gone=self._worker_gone,
             path_of=driver.files.path_of,
         )
+        self.loader.on_lowered = self._micro_batch_lowered
         self._memory = PeerMemory(
             life.home,
             run.run_id,
@@ -310,6 +315,10 @@ class PeerNode:
         assert self.loader is not None, "a stage was wanted before there was a run"
         assert self.driver is not None
         self.driver.lane = self.loader.load(wanted)
+
+    def _micro_batch_lowered(self, sequences: int) -> None:
+        data = {"to": sequences}
+        self.feed.publish("micro_batch_lowered", level="warning", code="out_of_memory", data=data)
 
     def _worker_gone(self, code: str, text: str) -> None:
         log.error("worker_gone code=%s text=%s", code, text)

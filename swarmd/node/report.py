@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -126,7 +127,7 @@ class Reporter:
                 kind=_kind(info.get("device")),
                 name=info.get("device_name"),
                 threads=info.get("threads") or node.life.config.threads,
-                micro_batch=info.get("micro_batch"),
+                micro_batch=self._micro_batch(info),
             ),
             reachable=self._reachable(),
             addresses=[
@@ -136,6 +137,12 @@ class Reporter:
             if node.transport is not None
             else [],
         )
+
+    def _micro_batch(self, info: Mapping[str, Any]) -> int | None:
+        """Sequences at a time: what the worker began with, or less where memory ran out since."""
+        loader = self._node.loader
+        lowered = None if loader is None else loader.micro_batch_lowered_to
+        return lowered or info.get("micro_batch")
 
     def _reachable(self) -> Reachable:
         """Of this peer: one address that works is enough."""
@@ -262,6 +269,8 @@ class Reporter:
             threads=measured.threads,
             open_fds=measured.open_fds,
             worker_restarts=None if lane is None else lane.restarts,
+            worker_busy_s=None if lane is None else round(lane.busy_s, 3),
+            worker_cpu_s=None if lane is None else round(lane.cpu_s, 3),
         )
 
     def _time_part(self, now_s: float) -> TimePart:

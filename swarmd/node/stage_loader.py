@@ -57,6 +57,9 @@ class StageLoader:
         self.injection = life.injection
         """With which the next worker is started."""
         self._backend: ProcessBackend | None = None
+        self.on_lowered: Callable[[int], None] = lambda sequences: None
+        self.micro_batch_lowered_to: int | None = None
+        """Sequences at a time since memory ran out; None: it has not."""
 
     def load(self, wanted: fx.LoadStage) -> ComputeLane:
         """Have a worker that holds this stage. Returns the lane in front of it."""
@@ -99,16 +102,25 @@ class StageLoader:
         """From the lane to the machine. A worker that is ready says what it started from."""
         if isinstance(event, fx.ComputeReady):
             event = fx.ComputeReady({**event.info, "state": self.wanted_state})
+        if isinstance(event, fx.ComputeDone):
+            self._mind_lowering(event.result.data.get("micro_batch_lowered_to"))
         self._on_event(event)
 
+    def _mind_lowering(self, sequences: int | None) -> None:
+        """Memory ran out, and the worker went on with fewer sequences at a time."""
+        if sequences and sequences != self.micro_batch_lowered_to:
+            self.micro_batch_lowered_to = sequences
+            log.warning("micro_batch_lowered to=%d", sequences)
+            self.on_lowered(sequences)
 
-def choose_device(config: PeerConfig) -> DeviceChoice | None:
-    """Blocking. None: the CPU, as asked, without looking any further.
+
+def choose_device(config: PeerConfig) -> tuple[DeviceChoice | None, str]:
+    """(device, why this one). Blocking. None: the CPU, as asked, without looking any further.
 
     Raises UserError (exit 2) for a device that does not exist or cannot be used.
     """
     if config.observe or (config.device == "cpu" and not config.gpu):
-        return None
+        return None, "asked for"
     chosen = choose_devices(probe_devices(), config.gpu, config.device)
     if len(chosen) > 1:
         raise UserError(
@@ -119,4 +131,4 @@ def choose_device(config: PeerConfig) -> DeviceChoice | None:
         )
     choice, why = chosen[0]
     log.info("device name=%s device=%s why=%s", choice.name, choice.device, why)
-    return choice
+    return choice, why

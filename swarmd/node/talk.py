@@ -79,7 +79,8 @@ class Talk:
             return
         self._said_stage = stage
         first, last = run.layer_ranges[stage]
-        self._say(f"takes stage {stage} of {run.stages}, layers {first}-{last}")
+        where = f", on {self._node.device_text}" if self._node.device_text else ""
+        self._say(f"takes stage {stage} of {run.stages}, layers {first}-{last}{where}")
 
     def _tell(self, reason: Reason) -> None:
         if reason.code == "training":
