@@ -50,8 +50,11 @@ class Options:
 class Session:
     """One run of one command: its flags, its home, its output, and the daemon it asks."""
 
-    def __init__(self, argv: list[str], printer: Printer | None = None) -> None:
+    def __init__(
+        self, argv: list[str], printer: Printer | None = None, *, is_program: bool = False
+    ) -> None:
         self.argv = argv
+        self.is_program = is_program
         self.started_unix_s = time.time()
         self.options = Options()
         self.printer = printer or Printer()

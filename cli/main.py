@@ -53,6 +53,8 @@ def _root(session: Session) -> None:
 
     `swarmd local` tries everything on this machine; `swarmd join LINK` takes part in a run.
     """
+    if session.is_program:
+        _take_signals()
 
 
 root = Root(
@@ -63,9 +65,12 @@ root = Root(
 )
 
 
-def run(argv: list[str], printer: Printer | None = None) -> int:
-    """One command line, in this process. Returns the exit status; raises nothing."""
-    session = Session(argv, printer)
+def run(argv: list[str], printer: Printer | None = None, *, is_program: bool = False) -> int:
+    """One command line, in this process. Returns the exit status; raises nothing.
+
+    is_program: the process is there for this, so its signals are ours.
+    """
+    session = Session(argv, printer, is_program=is_program)
     try:
         result: Any = root.main(argv, prog_name="swarmd", obj=session, standalone_mode=False)
         return result if isinstance(result, int) else exits.OK
@@ -112,13 +117,18 @@ def _error_object(failure: exits.Failure) -> dict[str, Any]:
     )
 
 
+def _take_signals() -> None:
+    """Signals become exceptions once the command is loaded: in the middle of an import they may get
+    lost. The daemon puts handlers of its own in their place."""
+    signal.signal(signal.SIGTERM, _terminate)
+    if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:  # by swarmd/__main__.py
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
 def _terminate(number: int, frame: object) -> NoReturn:
     raise exits.Terminated
 
 
 def main() -> NoReturn:
-    """The console script. The daemon puts its own signal handlers in place of this one."""
-    signal.signal(signal.SIGTERM, _terminate)
-    if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:  # swarmd/__main__.py
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-    sys.exit(run(sys.argv[1:]))
+    """The console script."""
+    sys.exit(run(sys.argv[1:], is_program=True))

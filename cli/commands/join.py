@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from swarmd.cli.framework import Parsed, Session, argument, command, option
@@ -76,14 +77,17 @@ def join(
     knows; default: the last one. --timeout is how long to try to join. Drains and ends at Ctrl-C or
     SIGTERM; a second one ends it at once.
     """
-    given = {name: value for name, value in flags.items() if value not in (None, ())}
-    config = _config(session, given)
-    source = _source(session, run or config.run, config, first)
-    if detach:
-        from swarmd.cli.detach import join_detached
+    from swarmd import early_signals
 
-        return join_detached(session, source if run else None)
-    return _run_daemon(session, source, config, given, first, wait_lock, stay, inject)
+    given = {name: value for name, value in flags.items() if value not in (None, ())}
+    with nullcontext() if detach else early_signals.noted():
+        config = _config(session, given)
+        source = _source(session, run or config.run, config, first)
+        if detach:
+            from swarmd.cli.detach import join_detached
+
+            return join_detached(session, source if run else None)
+        return _run_daemon(session, source, config, given, first, wait_lock, stay, inject)
 
 
 def _config(session: Session, given: dict[str, Any]) -> PeerConfig:
@@ -115,7 +119,6 @@ def _run_daemon(
     stay: bool,
     inject: tuple[str, ...],
 ) -> int:
-    from swarmd import early_signals
     from swarmd.cli.live_picture import LivePicture
     from swarmd.drop_writer import DropWriter
     from swarmd.home_lock import busy_error, is_held
@@ -129,33 +132,32 @@ def _run_daemon(
     if LivePicture.is_possible(session.printer):
         picture = LivePicture(session.printer, talk.write)
         say, show = picture.say, picture.show
-    with early_signals.noted():
-        from swarmd.daemon import JoinRequest, run_daemon
+    from swarmd.daemon import JoinRequest, run_daemon
 
-        try:
-            code = run_daemon(
-                JoinRequest(
-                    home=session.home,
-                    config=config,
-                    run=source,
-                    is_first=first,
-                    timeout_s=session.options.timeout_s,
-                    inject=inject,
-                    waits_for_lock=wait_lock,
-                    stays=stay,
-                    is_verbose=session.printer.is_verbose,
-                    reread=lambda: effective_config(session.home, flags=given).config,
-                    show=show,
-                    tell=_as_lines(data) if session.is_json else None,
-                    say=say,
-                )
+    try:
+        code = run_daemon(
+            JoinRequest(
+                home=session.home,
+                config=config,
+                run=source,
+                is_first=first,
+                timeout_s=session.options.timeout_s,
+                inject=inject,
+                waits_for_lock=wait_lock,
+                stays=stay,
+                is_verbose=session.printer.is_verbose,
+                reread=lambda: effective_config(session.home, flags=given).config,
+                show=show,
+                tell=_as_lines(data) if session.is_json else None,
+                say=say,
             )
-        except Exception as error:
-            _note_crash(session.home, error)
-            raise
-        finally:
-            talk.close()
-            data.close()
+        )
+    except Exception as error:
+        _note_crash(session.home, error)
+        raise
+    finally:
+        talk.close()
+        data.close()
     _tell_end(session.home, code)
     return code
 

