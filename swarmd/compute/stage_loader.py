@@ -11,6 +11,7 @@ from swarmd.compute import loading
 from swarmd.compute.stage_worker import StageWorker
 from swarmd.compute_api import WorkerConfig
 from swarmd.data.corpus import open_corpus
+from swarmd.data.read_ahead import ReadAhead
 
 
 def load_stage_worker(config: WorkerConfig) -> StageWorker:
@@ -19,10 +20,12 @@ def load_stage_worker(config: WorkerConfig) -> StageWorker:
         torch.cuda.set_device(config.device)
     corpus = None
     if config.stage == 0:
-        corpus = open_corpus(
-            config.run,
+        run = config.run
+        found = open_corpus(
+            run,
             config.cache_dir,
             source=config.data_source,
             tell=lambda now: loading.say(f"packing the data: {now}"),
         )
+        corpus = ReadAhead(found, run.inner_steps * run.micro_batches_per_step)
     return StageWorker(config, corpus=corpus)

@@ -20,6 +20,7 @@ and on every peer. The last of them may be shorter, too.
 from __future__ import annotations
 
 import shutil
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -69,6 +70,7 @@ class Corpus:
         """
         self._packed = packed
         self._mend = mend
+        self._mending = threading.Lock()
         self._run = run
         self._micro_batches_per_round = run.inner_steps * run.micro_batches_per_step
         self.size = _size(packed, source, run.data, run.sequence_tokens)
@@ -109,10 +111,13 @@ class Corpus:
         Raises ValueError for a micro-batch that the run does not have, DataMissing where the tokens
         are not what was written and cannot be made again.
         """
+        packed = self._packed
         try:
             return self._samples(micro_batch)
         except Corrupt as error:
-            self._packed = self._mend(error)
+            with self._mending:
+                if self._packed is packed:  # else another thread has met it, too
+                    self._packed = self._mend(error)
             return self._samples(micro_batch)
 
     def _samples(self, micro_batch: MicroBatchId) -> NDArray[Any]:
