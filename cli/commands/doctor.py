@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from swarmd.cli import exits
 from swarmd.cli.framework import Session, command, option
-from swarmd.errors import SwarmdError, UserError
-
-if TYPE_CHECKING:
-    from swarmd.peer_config import PeerConfig
-    from swarmd.run_config import RunConfig
+from swarmd.cli.named_run import run_described
+from swarmd.errors import SwarmdError
 
 
 @command(section="Checking")
@@ -33,7 +30,7 @@ def doctor(session: Session, run: str | None, gpu: str | None, no_step: bool) ->
 
     flags = {} if gpu is None else {"gpu": (gpu,)}
     config = effective_config(session.home, flags=flags).config
-    description = _run(session, run, config)
+    description = run_described(session, run, config)
     findings = [*machine.findings(session.home)]
     findings += peer.findings(session.home, config, _status(session))
     found = fit.look(session.home, config, description, dry_step=not no_step)
@@ -58,25 +55,3 @@ def _status(session: Session) -> dict[str, Any] | None:
         return session.ask("status")
     except SwarmdError:
         return None
-
-
-def _run(session: Session, text: str | None, config: PeerConfig) -> RunConfig | None:
-    """None: none was named, and this home knows none."""
-    from swarmd.home_files import known_runs
-    from swarmd.run_source import resolve_run
-
-    named = text or config.run
-    if named is None:
-        runs = known_runs(session.home)
-        return runs[0].config if runs else None
-    source = resolve_run(session.home, named)
-    if source.plan is not None:
-        return source.plan.check()
-    if source.config is None:
-        raise UserError(
-            "this home does not know that run yet: a link is only its name",
-            code="unknown_run",
-            exit_code=2,
-            hint="join it once, or give its run file",
-        )
-    return source.config

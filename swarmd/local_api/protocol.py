@@ -37,6 +37,7 @@ REQUESTS: dict[str, Request] = {
     "peers": Request("peers", "all: also those that left or died long ago"),
     "peers_ping": Request("done", "id; data: rtt_ms, path"),
     "peers_forget": Request("done", "id"),
+    "netcheck": Request("netcheck", "peers: addresses to reach first; verdict is left out"),
     "plan": Request("plan", "args: none"),
     "contributions": Request("contributions", "args: none"),
     "audit": Request("audit", "args: none"),

@@ -148,11 +148,15 @@ class Reachability:
         self._asked_s = {p: s for p, s in self._asked_s.items() if now_s - s < HOLDS_S}
 
     def of(self, address: str) -> Answer:
-        now_s = trio.current_time()
-        causes = [c for c, at_s in self._said.get(address, {}).values() if now_s - at_s < HOLDS_S]
+        causes = self.causes(address)
         if not causes:
             return "unknown"
         return "yes" if "" in causes else "no"
+
+    def causes(self, address: str) -> list[str]:
+        """One of each neighbour that could tell; empty where it reached us."""
+        now_s = trio.current_time()
+        return [c for c, at_s in self._said.get(address, {}).values() if now_s - at_s < HOLDS_S]
 
 
 async def _write(carrier: StreamCarrier, value: object) -> None:

@@ -213,8 +213,11 @@ class Libp2pConnection:
 
     @property
     def remote(self) -> str:
-        remote = self.raw.remote
-        return f"{remote[0]}:{remote[1]}" if remote else ""
+        return _place(self.raw.remote)
+
+    @property
+    def local(self) -> str:
+        return _place(self.raw.local)
 
     async def open(self, protocol: str, *, owns_socket: bool) -> StreamCarrier:
         """Raises CarrierEnded."""
@@ -231,6 +234,10 @@ class Libp2pConnection:
 
     def close_now(self) -> None:
         self.raw.close_now()
+
+
+def _place(found: tuple[str, int] | None) -> str:
+    return f"{found[0]}:{found[1]}" if found else ""
 
 
 # --------------------------------------------------------------------------------------------- host

@@ -173,9 +173,10 @@ class LinkTransport:
         found |= {peer: self._past.counted_on(link) for peer, link in self._links.items()}
         return [found[peer] for peer in sorted(found)]
 
-    def observed(self) -> dict[PeerId, str]:
-        """Where each neighbour sees us, as `IP:PORT`."""
-        return {p: link.hello.observed for p, link in sorted(self._links.items())}
+    def sights(self) -> dict[PeerId, tuple[str, str]]:
+        """For each neighbour our end of the connection, and where it sees that: `IP:PORT`, as it
+        says."""
+        return {p: (x.channel.local, x.hello.observed) for p, x in sorted(self._links.items())}
 
     def totals(self) -> tuple[int, int]:
         """Bytes sent and received at all sockets since the start, strangers' included."""

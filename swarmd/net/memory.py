@@ -190,7 +190,7 @@ class MemoryChannel:
     ) -> None:
         self.peer = peer
         self.carrier = carrier
-        self.remote = ""
+        self.remote = self.local = ""
         self._network, self._ours = network, ours
         self._streams: list[Carrier] = []
 

@@ -158,7 +158,7 @@ async def accept_circuit(carrier: StreamCarrier) -> None:
 class Circuit:
     """A stream through a relay, in the place of a socket (sockets.RawStream)."""
 
-    remote = None
+    remote = local = None
 
     def __init__(self, carrier: StreamCarrier) -> None:
         self._carrier = carrier

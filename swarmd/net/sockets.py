@@ -13,7 +13,7 @@ import os
 import socket
 from collections import Counter
 from collections.abc import Callable
-from typing import Protocol
+from typing import Any, Protocol
 
 import trio
 
@@ -56,11 +56,11 @@ class RawStream:
 
     @property
     def remote(self) -> tuple[str, int] | None:
-        try:
-            host, port = self._stream.socket.getpeername()[:2]
-        except OSError:
-            return None
-        return str(host), int(port)
+        return _end(self._stream.socket.getpeername)
+
+    @property
+    def local(self) -> tuple[str, int] | None:
+        return _end(self._stream.socket.getsockname)
 
     def follow(self, path: Path, nursery: trio.Nursery) -> None:
         """From now on this connection is part of `path`, bent as it is."""
@@ -197,6 +197,15 @@ class RawStream:
             self._stream.socket.close()
             self.on_close.cancel()
             self.on_late_close.cancel()
+
+
+def _end(ask: Callable[[], Any]) -> tuple[str, int] | None:
+    """(host, port) of one end of a socket; None once it is closed."""
+    try:
+        host, port = ask()[:2]
+    except OSError:
+        return None
+    return str(host), int(port)
 
 
 class Closable(Protocol):

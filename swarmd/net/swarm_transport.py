@@ -58,6 +58,7 @@ class _Channel:
         self.peer = connection.peer
         self.path = connection.path
         self.remote = connection.remote
+        self.local = connection.local
         self.carrier: Carrier = carrier
         self._connection = connection
 
@@ -155,6 +156,9 @@ class SwarmUnderlay:
 
     def reachable(self, address: str) -> Answer:
         return self._reachability.of(address.partition("/p2p/")[0])
+
+    def answers(self, address: str) -> list[str]:
+        return self._reachability.causes(address.partition("/p2p/")[0])
 
     async def _ask_back(self) -> None:
         """Ask new neighbours whether they can dial us, a few, and again after a while."""
@@ -383,6 +387,11 @@ class SwarmTransport(LinkTransport):
     ) -> None:
         """Limit what all links use together, from now on. None: no limit. While running only."""
         self._swarm_underlay.caps.set(up_bytes_per_s, down_bytes_per_s)
+
+    def answers(self, address: str) -> list[str]:
+        """What neighbours said who were asked to dial one of our addresses: causes, empty where
+        it worked."""
+        return self._swarm_underlay.answers(address)
 
     def when_restarted(self, call: Callable[[str], None]) -> None:
         """`call` hears the name of each service of ours that failed and runs again."""

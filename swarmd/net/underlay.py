@@ -83,6 +83,8 @@ class Channel(Protocol):
     """direct or relay."""
     remote: str
     """Where the peer sits, as `IP:PORT`; empty if unknown."""
+    local: str
+    """Our own end of it; likewise."""
 
     async def open_bulk(self) -> Carrier:
         """The fallback bulk carrier, on this connection. Raises CarrierEnded."""

@@ -12,6 +12,7 @@ from swarmd.errors import UserError
 from swarmd.ledger_file import dump_ledger
 from swarmd.ledger_shown import audit_shown, contributions_shown
 from swarmd.local_api.server import Args, Handlers
+from swarmd.node.netcheck import NetcheckAnswer
 from swarmd.protocols import effects as fx
 from swarmd.protocols.assignment import Plan as PlacementPlan
 from swarmd.protocols.ids import PeerId
@@ -60,6 +61,7 @@ def control_handlers(node: PeerNode) -> Handlers:
         "peers_ping": _Ping(node),
         "peers_forget": _Forget(node),
         "collect": _Collect(node),
+        "netcheck": NetcheckAnswer(node),
         "inject": _Inject(node),
         "dump": _Dump(node),
     }

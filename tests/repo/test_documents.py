@@ -122,17 +122,11 @@ def faults_of(line: str) -> list[str]:
     return faults
 
 
-PROMISED = ("netcheck",)
-"""Commands of which the README says that they are not there yet."""
-
-
 @pytest.mark.parametrize("name", NAMES)
 def test_commands_in_documents_exist_with_their_flags(name: str) -> None:
     faults = []
     for line in command_lines(read(name)):
-        word = line.split()[1] if " " in line else ""
-        if not (name == "README.md" and word in PROMISED):
-            faults += [f"{fault}: {line}" for fault in faults_of(line)]
+        faults += [f"{fault}: {line}" for fault in faults_of(line)]
     assert not faults, "\n".join(faults)
 
 
@@ -148,15 +142,6 @@ def test_commands_in_documents_exist_with_their_flags(name: str) -> None:
 )
 def test_the_check_of_command_lines_can_fail(line: str, fault: str | None) -> None:
     assert faults_of(line) == ([fault] if fault else [])
-
-
-def test_what_the_readme_says_is_missing_is_missing() -> None:
-    tree = doc_blocks.command_tree()
-    there = [name for name in PROMISED if f"swarmd {name}" in tree]
-    assert not there, f"README.md says that these are not there yet: {there}"
-    listed = re.search(r"^\* No (`swarmd \w+`.*?)\.$", read("README.md"), re.MULTILINE)
-    assert listed, "the README's list of missing commands"
-    assert set(re.findall(r"`(?:swarmd )?(\w+)`", listed[1])) == set(PROMISED)
 
 
 def test_run_files_in_documents_are_runs() -> None:
