@@ -72,6 +72,8 @@ class Failure:
 def failure_of(error: BaseException) -> Failure:
     """What went wrong, for anything that can be raised."""
     match error:
+        case BaseExceptionGroup() if len(error.exceptions) == 1:  # nurseries wrap what passes them
+            return failure_of(error.exceptions[0])
         case UserError():
             return Failure(error.code, error.exit_code, str(error), error.hint, error.details)
         case BadValue():

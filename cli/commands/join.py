@@ -12,6 +12,7 @@ from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from swarmd.cli.framework import Parsed, Session, argument, command, option
+from swarmd.errors import UserError
 from swarmd.settings import SETTINGS, Setting
 
 if TYPE_CHECKING:
@@ -102,7 +103,14 @@ def _config(session: Session, given: dict[str, Any]) -> PeerConfig:
 def _source(session: Session, run: str | None, config: PeerConfig, first: bool) -> RunSource:
     from swarmd.run_source import require_stage, require_way_in, resolve_run
 
-    source = resolve_run(session.home, run, config.peer)
+    try:
+        source = resolve_run(session.home, run, config.peer)
+    except UserError as error:
+        if error.code != "no_run" or not config.lan_discovery:
+            raise
+        from swarmd.cli.runs_nearby import tell_runs_nearby
+
+        tell_runs_nearby(session, config, error)
     if source.stages is not None:
         require_stage(source.stages, config.wanted_stage)
     require_way_in(source, session.home, is_founder=first, has_lan=config.lan_discovery)

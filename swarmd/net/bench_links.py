@@ -155,12 +155,14 @@ async def _far_end(name: str) -> AsyncIterator[_FarEnd]:
     try:
         assert process.stdout is not None
         line = b""
-        with trio.fail_after(START_S):
+        with trio.move_on_after(START_S) as starting:
             while not line.endswith(b"\n"):
                 piece = await process.stdout.receive_some()
                 if not piece:
                     raise LinkBroken("lost", "the other process ended at its start")
                 line += piece
+        if starting.cancelled_caught:
+            raise LinkBroken("timeout", f"the other process did not start within {START_S:.0f} s")
         async with REACH[name](json.loads(line)) as plane:
             yield _FarEnd(process.pid, plane)
     finally:

@@ -37,6 +37,7 @@ ANSWER_EVERY_S = 0.5
 HEARD_AGAIN_S = 20.0
 """A peer is told to whoever listens no more often than this."""
 REMEMBERED_MAX = 256
+RUNS_MAX = 32
 REOPEN_S = 30.0
 
 Found = Callable[[PeerId, Sequence[str]], None]
@@ -118,13 +119,43 @@ class LanDiscovery:
     async def _send(
         self, group: trio.socket.SocketType, hosts: Sequence[str], packet: bytes
     ) -> None:
-        """On every interface: a multicast leaves on one only."""
-        for host in hosts:
-            group.setsockopt(socket.IPPROTO_IP, socket.IP_MULTICAST_IF, socket.inet_aton(host))
-            try:
-                await group.sendto(packet, (GROUP, self._port))
-            except OSError as error:
-                log.debug("lan_send_failed interface=%s error=%s", host, error)
+        await _send(group, hosts, self._port, packet)
+
+
+async def runs_nearby(
+    listen_host: str, within_s: float, *, port: int = PORT
+) -> dict[str, dict[PeerId, tuple[str, ...]]]:
+    """Every run that peers on the local network tell of: run to peer to addresses, as they say.
+
+    Raises OSError where multicast is not to be had.
+    """
+    hosts = _interfaces(listen_host)
+    runs: dict[str, dict[PeerId, tuple[str, ...]]] = {}
+    with _open(hosts, port) as group, trio.move_on_after(within_s):
+        await _send(group, hosts, port, encode_question())
+        while True:
+            packet, _ = await group.recvfrom(9000)
+            found = decode_packet(packet)
+            if not isinstance(found, Sighting) or not _is_peer_id(found.peer):
+                continue
+            addresses = tuple(text for text in found.addresses if _is_usable(text, found.peer))
+            if addresses and (found.run_id in runs or len(runs) < RUNS_MAX):
+                peers = runs.setdefault(found.run_id, {})
+                if len(peers) < REMEMBERED_MAX:
+                    peers[found.peer] = addresses
+    return runs
+
+
+async def _send(
+    group: trio.socket.SocketType, hosts: Sequence[str], port: int, packet: bytes
+) -> None:
+    """On every interface: a multicast leaves on one only."""
+    for host in hosts:
+        group.setsockopt(socket.IPPROTO_IP, socket.IP_MULTICAST_IF, socket.inet_aton(host))
+        try:
+            await group.sendto(packet, (GROUP, port))
+        except OSError as error:
+            log.debug("lan_send_failed interface=%s error=%s", host, error)
 
 
 def _open(hosts: Sequence[str], port: int) -> trio.socket.SocketType:

@@ -12,9 +12,11 @@ import click
 import pytest
 from command_line import NEEDS_DAEMON, swarmd
 
+from swarmd.cli.exits import failure_of
 from swarmd.cli.framework import Group
 from swarmd.cli.main import root
 from swarmd.cli.output import OutputClosed
+from swarmd.errors import LinkBroken
 from swarmd.home import Home
 
 READING = [
@@ -207,3 +209,11 @@ def test_full_output_is_one_line_and_exit_1_and_full_talk_changes_nothing(tmp_pa
 def test_command_without_any_open_stream_still_ends_with_its_code(tmp_path: Path) -> None:
     line = f'"{sys.executable}" -m swarmd --home "{tmp_path}/h" version <&- >&- 2>&-'
     assert subprocess.run(line, shell=True, check=False).returncode == 0
+
+
+def test_an_error_that_nurseries_wrapped_is_told_as_itself() -> None:
+    inner = LinkBroken("timeout", "the other process did not start")
+    wrapped = BaseExceptionGroup("a", [ExceptionGroup("b", [inner])])
+    assert failure_of(wrapped) == failure_of(inner)
+    assert failure_of(wrapped).code == "timeout"
+    assert failure_of(BaseExceptionGroup("a", [KeyboardInterrupt()])).code == "interrupted"

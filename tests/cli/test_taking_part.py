@@ -106,6 +106,28 @@ def test_run_of_the_config_is_the_default(home: Home, started: list[Any]) -> Non
     assert started[0].run.run_id == RUN_ID
 
 
+@pytest.mark.parametrize("mode", ["lines", "json", "off"])
+def test_a_home_without_a_run_is_told_which_runs_are_nearby_and_joins_none(
+    home: Home, started: list[Any], monkeypatch: pytest.MonkeyPatch, mode: str
+) -> None:
+    async def seen(host: str, within_s: float) -> dict[str, dict[str, tuple[str, ...]]]:
+        peer = ADDRESS_EXAMPLE.rpartition("/")[2]
+        return {RUN_ID: {peer: (ADDRESS_EXAMPLE,)}, "no run id": {peer: (ADDRESS_EXAMPLE,)}}
+
+    monkeypatch.setattr("swarmd.net.lan_discovery.runs_nearby", seen)
+    flags = {"lines": [], "json": ["--json"], "off": ["--lan-discovery", "off"]}[mode]
+    found = swarmd("join", *flags, home=home)
+    assert (found.code, started) == (2, [])
+    link = f"swarmd://{RUN_ID}?peer={ADDRESS_EXAMPLE}"
+    if mode == "lines":
+        assert found.out == f"{link}   1 peer on the local network\n"
+        assert "links above" in found.err
+    elif mode == "json":
+        assert found.error["details"] == {"runs_nearby": [{"link": link, "peers": 1}]}
+    else:
+        assert found.out == ""
+
+
 BAD_PEERS = [
     "", " ", "203.0.113.7:4710", ADDRESS_EXAMPLE.partition("/p2p")[0], f"{ADDRESS_EXAMPLE} ",
     ADDRESS_EXAMPLE.replace("ip4", "ipv4"), ADDRESS_EXAMPLE.replace("4710", "70000"),

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from swarmd.net import lan_discovery, mdns
-from swarmd.net.lan_discovery import LanDiscovery
+from swarmd.net.lan_discovery import LanDiscovery, runs_nearby
 from swarmd.net.mdns import Question, Sighting, decode_packet, encode_question, encode_sighting
 from swarmd.peer_id import peer_id_of
 from swarmd.protocols.ids import PeerId
@@ -66,9 +66,14 @@ async def test_peers_of_one_run_find_each_other_and_nobody_else() -> None:
         with trio.fail_after(20):
             await peers[0].found_any.wait()
             await peers[1].found_any.wait()
+            runs: dict[str, dict[PeerId, tuple[str, ...]]] = {}
+            while len(runs) < 2 or len(runs[RUN]) < 2:
+                runs = await runs_nearby("127.0.0.1", 0.7, port=port)
         nursery.cancel_scope.cancel()
     assert set(found) == {(A, B, (where(1, B),)), (B, A, (where(0, A),))}
     assert not peers[2].found_any.is_set()
+    of_run = {A: (where(0, A),), B: (where(1, B),)}
+    assert runs == {RUN: of_run, OTHER_RUN: {C: (where(2, C),)}}, "whoever only asks sees them all"
 
 
 @pytest.mark.parametrize(
