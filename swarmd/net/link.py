@@ -95,7 +95,11 @@ class Link:
         )
         self.control.outbox.window_bytes = hello.window_bytes
         self._pump = Pump(
-            channel.carrier, self.control, on_beat=self._take_beat, on_call=self._take_call
+            channel.carrier,
+            self.control,
+            on_beat=self._take_beat,
+            on_call=self._take_call,
+            riders=self._riders,
         )
         bulk_hello = Hello(
             plane="bulk", nonce=nonce, yours=hello.nonce, window_bytes=limits.bulk_window_bytes
@@ -107,6 +111,7 @@ class Link:
         self._beats: dict[int, float] = {}
         self._next_beat = 1
         self._last_heard = (0, 0.0)
+        self._is_beat_due = False
 
     # ----------------------------------------------------------------------------------- its life
 
@@ -140,10 +145,15 @@ class Link:
         self.channel.close_now()
 
     async def _beat(self) -> None:
+        """A beat that is due goes with the next frame that leaves; alone, if there is none until
+        the next one is due: each write costs a millisecond, and most links say something anyhow."""
         every_s, silence_s = self._limits.heartbeat_s, self._limits.silence_s
         grace_until_s = 0.0
+        self._say_beat()
         while True:
-            self._say_beat()
+            if self._is_beat_due:
+                self._say_beat()
+            self._is_beat_due = True
             while len(self._beats) > 2 + silence_s / every_s:
                 self._beats.pop(next(iter(self._beats)))
             due_s = trio.current_time() + every_s
@@ -156,13 +166,22 @@ class Link:
                 return
 
     def _say_beat(self) -> None:
+        self._pump.say(self._next_beat_frame())
+
+    def _riders(self) -> list[bytes]:
+        """What goes along with whatever leaves now."""
+        return [self._next_beat_frame()] if self._is_beat_due else []
+
+    def _next_beat_frame(self) -> bytes:
+        self._is_beat_due = False
         token, heard_s = self._last_heard
         now_s = trio.current_time()
         held_us = min(int((now_s - heard_s) * 1e6), HELD_US_MAX) if token else 0
-        self._pump.say(frame(Kind.BEAT, BEAT.pack(self._next_beat, token, held_us)))
+        body = BEAT.pack(self._next_beat, token, held_us)
         self._last_heard = (0, 0.0)
         self._beats[self._next_beat] = now_s
         self._next_beat += 1
+        return frame(Kind.BEAT, body)
 
     def _take_beat(self, token: int, echo: int, held_us: int) -> None:
         now_s, first = trio.current_time(), self.rtt_s is None and not self._last_heard[0]

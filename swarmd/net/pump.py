@@ -151,12 +151,15 @@ class Pump:
         *,
         on_beat: Callable[[int, int, int], None] | None = None,
         on_call: Callable[[], None] | None = None,
+        riders: Callable[[], list[bytes]] = list,
     ) -> None:
+        """riders: frames that may wait for others, asked for when something leaves."""
         self.carrier = carrier
         self.ended = trio.Event()
         self.heard_s = self.active_s = trio.current_time()
         self._plane = plane
         self._on_beat, self._on_call = on_beat, on_call
+        self._riders = riders
         self._begun_s, self._beats = self.heard_s, 0
         self._wakeup = Wakeup()
         self._words: deque[bytes] = deque()
@@ -246,10 +249,10 @@ class Pump:
                 words += self._words_due()
             piece = self._next_piece(left_max=TOGETHER_BYTES if words else None)
             if piece is not None:
-                await carrier.send([*words, *piece.parts])
+                await carrier.send([*words, *self._riders(), *piece.parts])
                 self._has_left(piece)
             elif words:
-                await carrier.send(words)
+                await carrier.send([*words, *self._riders()])
             else:
                 await self._wakeup.wait()
 

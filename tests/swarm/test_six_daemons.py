@@ -177,9 +177,10 @@ def training_is_routed_around_a_death(story: Story) -> None:
     story.takes("seven train", lambda: min(done().values()) >= 1, time.monotonic())
     doubled = next(stage for stage in (1, 2) if len(story.of_stage(stage)) >= 2)
     victim, *replicas = story.of_stage(doubled)
-    before = done()
+    before, own = done(), swarm.id(victim)
     begun_s = time.monotonic()
-    story.kill(victim)
+    killed_s = story.kill(victim)
+    story.all_told("peer_suspect", own, killed_s)
     story.takes(
         f"work of stage {doubled} goes on with {' and '.join(replicas)}",
         lambda: all(done()[name] > before[name] for name in replicas),
