@@ -9,7 +9,7 @@ those (but who is silent while liars accuse it may be taken for dead).
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from swarmd.protocols.membership_limits import MembershipLimits
@@ -43,18 +43,31 @@ class Fault:
         has_kinds = self.detail and self.kind in ("crash", "partition")
         return f"{self.kind} ({self.detail})" if has_kinds else self.kind
 
-    def __str__(self) -> str:
+    @property
+    def what(self) -> str:
+        """For people, but for when."""
         names = ",".join(f"p{number}" for number in self.who)
         lasting = f" for {self.for_s:.1f} s" if 0.0 < self.for_s < FOR_EVER_S else ""
         for_good = " for good" if self.for_s >= FOR_EVER_S else ""
         detail = f" ({self.detail})" if self.detail else ""
-        return f"{self.at_s:7.2f} s  {self.kind} {names}{lasting}{for_good}{detail}"
+        return f"{self.kind} {names}{lasting}{for_good}{detail}"
+
+    def __str__(self) -> str:
+        return f"{self.at_s:7.2f} s  {self.what}"
 
 
 class FaultPlan:
     """Does faults to a cluster when their time comes, and heals what lasts."""
 
-    def __init__(self, cluster: Cluster, limits: MembershipLimits, faults: Sequence[Fault]) -> None:
+    def __init__(
+        self,
+        cluster: Cluster,
+        limits: MembershipLimits,
+        faults: Sequence[Fault],
+        note: Callable[[str, str], None] = lambda name, text: None,
+    ) -> None:
+        """note: takes what is done to the swarm when it is done, as (name, text)."""
+        self._note = note
         self._cluster = cluster
         self._limits = limits
         self._rng = cluster.world.rng_for("strikes")
@@ -75,9 +88,8 @@ class FaultPlan:
 
     def heal(self) -> None:
         """End everything that lasts. Who has crashed for good stays away; liars go on lying."""
-        for source, target in sorted(self._cuts):
-            self._cluster.network.heal(source, target)
-        self._cuts.clear()
+        if self._cuts:
+            self._heal_cut(sorted(self._cuts))
         for peer in self._cluster.peers:
             if peer.is_paused:
                 self._cluster.resume(peer.number)
@@ -86,6 +98,9 @@ class FaultPlan:
         """Do it now."""
         if getattr(self, "_strike_" + fault.kind)(fault):
             self.fired[fault.name] += 1
+            self._note("fault", fault.what)
+        else:
+            self._note("fault_missed", fault.what)
 
     # ---------------------------------------------------------- processes: True if there was one
 
@@ -171,6 +186,9 @@ class FaultPlan:
         return any(self._cluster.network.has_link(*pair) for pair in pairs)
 
     def _heal_cut(self, pairs: list[tuple[int, int]]) -> None:
+        open_again = sorted({source for source, target in pairs if (source, target) in self._cuts})
+        if open_again:
+            self._note("heal", "paths from " + ",".join(f"p{number}" for number in open_again))
         for source, target in pairs:
             if (source, target) in self._cuts:
                 self._cuts.discard((source, target))

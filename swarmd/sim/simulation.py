@@ -99,7 +99,7 @@ class Simulation:
         round_s = COORDINATOR_ROUND_S if options.coordinator_only else options.round_s
         self._start_s = COORDINATOR_START_S if options.coordinator_only else START_S
         self._faults_end_s = self._start_s + round_s * options.rounds
-        self.plan = FaultPlan(self.cluster, self.limits, self._faults(given))
+        self.plan = FaultPlan(self.cluster, self.limits, self._faults(given), self.trace.note)
         self._ending = _Ending()
 
     def _faults(self, given: FaultOptions) -> list[Fault]:

@@ -35,6 +35,16 @@ class Trace:
         self._hash_gathered()
         return self._hash.hexdigest()
 
+    def note(self, name: str, text: str) -> None:
+        """What no peer did."""
+        self._hash_gathered()
+        self._hash.update(f"{name} {text}".encode())
+        self._show("-", name, text)
+
+    def _show(self, who: str, name: str, text: str) -> None:
+        if self._line is not None:
+            self._line(f"{self._cluster.world.now_s:10.3f}  {who:<5} {name:<18} {text}")
+
     def _event(self, peer: SimPeer, event: fx.Event, effects: list[fx.Effect]) -> None:
         self.events += 1
         kind = type(event)
@@ -54,8 +64,7 @@ class Trace:
         self._hash.update(f"{peer.number} {emit.name} {emit.fields}".encode())
         if self._line is not None:
             values = " ".join(f"{name}={_brief(value)}" for name, value in emit.fields.items())
-            now_s = self._cluster.world.now_s
-            self._line(f"{now_s:10.3f}  {peer.name:<5} {emit.name:<18} {values}")
+            self._show(peer.name, emit.name, values)
 
 
 def _brief(value: object) -> str:

@@ -15,7 +15,15 @@ from swarmd.protocols.membership import Membership
 from swarmd.protocols.own_record import OwnRecord
 from swarmd.protocols.peer import PeerMachine
 from swarmd.sim.gossip_peer import GossipPeer
-from swarmd.sim.run import INVARIANT_BROKEN, OK, PEER_CRASHED, TARGET_MISSED, SimOptions, run
+from swarmd.sim.run import (
+    INVARIANT_BROKEN,
+    OK,
+    PEER_CRASHED,
+    TARGET_MISSED,
+    SimOptions,
+    Simulation,
+    run,
+)
 
 SMALL = {"peers": 5, "stages": 2, "rounds": 2, "coordinator_only": True}
 
@@ -45,6 +53,32 @@ def test_trace_is_printed_only_when_asked_for() -> None:
     assert a.trace_hash == b.trace_hash
     assert len(loud) > len(quiet) + 20
     assert any("peer_joined" in line for line in loud)
+
+
+def test_trace_shows_when_a_partition_begins_and_when_it_heals() -> None:
+    lines: list[str] = []
+    run(SimOptions(**SMALL, seed=3, trace=True, scenario="partition_heal"), lines.append)
+    told = [line.split() for line in lines if line[:10].strip()[:1].isdigit()]
+    begun = [float(words[0]) for words in told if words[2:4] == ["fault", "partition"]]
+    healed = [float(words[0]) for words in told if words[2] == "heal"]
+    dead = [float(words[0]) for words in told if words[2] == "peer_dead"]
+    assert len(begun) == len(healed) == 1
+    assert begun[0] < min(dead) < healed[0]
+
+
+@pytest.mark.parametrize("coordinator_only", [True, False])
+def test_clocks_that_differ_by_an_hour_change_nothing(coordinator_only: bool) -> None:
+    """Not even a rounding: all origins lie between two powers of two."""
+    hashes = set()
+    for offsets_s in ((0.0,), (3600.0, -3600.0, 0.0), (-3600.0, 0.0)):
+        options = SimOptions(**SMALL | {"rounds": 1, "coordinator_only": coordinator_only}, seed=3)
+        simulation = Simulation(options, lambda line: None)
+        for peer in simulation.cluster.peers:
+            offset_s = offsets_s[peer.number % len(offsets_s)]
+            peer.clock_origin_s = 1.5 * 2.0**17 + offset_s
+        simulation.go()
+        hashes.add(simulation.result().trace_hash)
+    assert len(hashes) == 1
 
 
 def test_json_has_the_documented_fields() -> None:
