@@ -160,13 +160,15 @@ class Membership:
 
     # ---------------------------------------------------------------------------------- what to do
 
-    def update_own(self, now_s: float, **changes: Any) -> list[Effect]:
+    def update_own(self, now_s: float, *, insist: bool = False, **changes: Any) -> list[Effect]:
         """Say something new of ourselves: any fields of PeerRecord but identity and stamps.
 
-        Progress alone (records.PROGRESS_FIELDS) waits for the next occasion; everything else is
-        signed at once. Raises LocalProtocolError for fields that are not ours to set.
+        Progress and rounds (records.SHAPELESS_FIELDS) are told every so often, unless the caller
+        insists on a new round; everything else is signed at once. Raises LocalProtocolError for
+        fields that are not ours to set.
         """
-        if (haste := self.own.change(changes, now_s)) is not Haste.WHENEVER:
+        haste = self.own.change(changes, now_s)
+        if haste is Haste.AT_ONCE or (insist and haste is Haste.SOON):
             self.voice.publish(now_s, haste)
         return self._flush(now_s)
 
@@ -286,7 +288,7 @@ class Membership:
         self.judgement.follow_up(now_s)
         self._out += self.keeper.tick(now_s)
         if self.own.is_due(now_s):
-            self.voice.publish(now_s, Haste.WHENEVER)
+            self.voice.publish(now_s, self.own.haste)
         self.teller.tick(now_s)
         if now_s >= self._forget_due_s:
             self._forget_due_s = now_s + FORGET_EVERY_S

@@ -67,7 +67,7 @@ class MembershipLimits:
     sync_interval_s: float = 30.0
     """Anti-entropy with a random neighbour; also on every new link."""
     progress_s_min: float = 2.0
-    """A peer's counters are told at most so often ..."""
+    """A peer's counters and rounds are told at most so often ..."""
     progress_per_s: float = 4.0
     """... and at most so many peers of the whole swarm do in a second: bytes stay flat."""
     forget_s: float = 86_400.0

@@ -1,8 +1,7 @@
 """Our own record: what we say of ourselves, when it is told, and what happens when others tell it.
 
-Urgent changes (stage, phase, addresses ...) are signed and told at once, a new round soon. Mere
-progress is told at most every so often, the more rarely the larger the swarm, so that its bytes
-stay flat.
+Urgent changes (stage, phase, addresses ...) are signed and told at once. Progress and rounds are
+told at most every so often, the more rarely the larger the swarm, so that their bytes stay flat.
 
 Somebody who accuses us is answered with a higher refutation. A record of ours that we did not make
 is either a former life of this key (our disk forgot), or another living holder of it. Soon after
@@ -49,7 +48,7 @@ class OwnRecord:
     # ----------------------------------------------------------------------------------- changes
 
     def change(self, changes: dict[str, Any], now_s: float) -> Haste:
-        """Note changes, and say how soon they must be told: if not WHENEVER, call `publish`."""
+        """Note changes, and say how soon they want to be told. AT_ONCE: call `publish`."""
         unknown = (changes.keys() - _FIELDS) | (changes.keys() & _NOT_BY_HAND)
         if unknown:
             raise LocalProtocolError("malformed", f"no such fields to change: {sorted(unknown)}")
@@ -63,10 +62,15 @@ class OwnRecord:
         self._pending.update(real)
         if not real.keys() <= SHAPELESS_FIELDS:
             return Haste.AT_ONCE
-        return Haste.SOON if "round" in real else Haste.WHENEVER
+        return self.haste
+
+    @property
+    def haste(self) -> Haste:
+        """Of what waits to be told."""
+        return Haste.SOON if "round" in self._pending else Haste.WHENEVER
 
     def is_due(self, now_s: float) -> bool:
-        """Progress has waited long enough."""
+        """Something has waited long enough."""
         return bool(self._pending) and now_s >= self._pending_due_s
 
     def publish(self, now_s: float, peer_count: int, spread: float) -> SignedRecord:

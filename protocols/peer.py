@@ -328,7 +328,7 @@ class PeerMachine:
             self.ending.finishes = None
             effects += obey(self, fx.Command("leave"), now_s)
         if self._is_complete(now_s) and self.ending.complete(now_s):
-            effects += self.membership.update_own(now_s, round=self.shape.rounds)
+            effects += self.membership.update_own(now_s, insist=True, round=self.shape.rounds)
         begun = self.ending.advance(
             now_s,
             is_empty=self.work.is_empty and not self._is_handing_over(now_s),

@@ -33,7 +33,8 @@ class Haste(IntEnum):
     WHENEVER = 0
     """Progress: on probes, to a few links; the next piece overtakes it."""
     SOON = 1
-    """A round has ended, here as on every peer at about the same time: to all, but gathered."""
+    """A round has ended, here as on every peer at about the same time: to all, but gathered, and
+    not before progress is due: nothing hangs on it but the run's end, which is insisted on."""
     AT_ONCE = 2
     """A claim, a death, a refutation ...: others act on it."""
 

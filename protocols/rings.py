@@ -25,11 +25,11 @@ RINGS_MAX = 8
 
 
 @lru_cache(maxsize=limits.PEERS_MAX)
-def _places(peer: PeerId) -> tuple[int, ...]:
-    """The peer's place on each ring."""
+def _places(peer: PeerId) -> tuple[tuple[int, PeerId], ...]:
+    """The peer's place on each ring, with its name as it stands there."""
     digest = hashlib.blake2b(b"ring/" + peer.encode()).digest()
     return tuple(
-        int.from_bytes(digest[PLACE_BYTES * ring : PLACE_BYTES * (ring + 1)], "big")
+        (int.from_bytes(digest[PLACE_BYTES * ring : PLACE_BYTES * (ring + 1)], "big"), peer)
         for ring in range(RINGS_MAX)
     )
 
@@ -50,16 +50,16 @@ class Rings:
     def add(self, peer: PeerId) -> None:
         """Harmless if it is there."""
         for ring, place in zip(self._rings, _places(peer), strict=False):
-            here = bisect_left(ring, (place, peer))
-            if here == len(ring) or ring[here] != (place, peer):
-                insort(ring, (place, peer))
+            here = bisect_left(ring, place)
+            if here == len(ring) or ring[here] != place:
+                insort(ring, place)
                 self._found.clear()
 
     def remove(self, peer: PeerId) -> None:
         """Harmless if it is not there."""
         for ring, place in zip(self._rings, _places(peer), strict=False):
-            here = bisect_left(ring, (place, peer))
-            if here < len(ring) and ring[here] == (place, peer):
+            here = bisect_left(ring, place)
+            if here < len(ring) and ring[here] == place:
                 del ring[here]
                 self._found.clear()
 
@@ -75,7 +75,7 @@ class Rings:
             return {other for _, other in self._rings[0] if other != peer}
         found: set[PeerId] = set()
         for ring, place in zip(self._rings, _places(peer), strict=False):
-            here = bisect_left(ring, (place, peer))
+            here = bisect_left(ring, place)
             is_on_it = here < len(ring) and ring[here][1] == peer
             found.add(ring[here - 1][1])
             found.add(ring[(here + is_on_it) % len(ring)][1])

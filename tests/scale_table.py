@@ -1,29 +1,76 @@
 """How the coordinator's cost grows with the swarm, measured in the simulator.
 
-    python tests/scale_table.py 64 330 1000
+    python tests/scale_table.py 64 330 1000 4000
 
 One line a size, for docs/lab.md: a calm swarm's messages and bytes a peer and second; then how long
-until a peer's new record is known to all; then how long from a kill until the first and until all
-hold it for dead. All times are virtual; nothing else is wrong with the swarm.
+until a peer's new record is known to all; then how long from a kill whose connections stay open
+until the first and until all hold it for dead. All times are virtual; nothing else is wrong.
+
+The peers are membership alone, the very machines of a real peer: they hold a stage from the start,
+tell how far they are, and get to a new round every so often. Everybody knows everybody, so memory
+and joining grow with the square of the size.
 """
 
 from __future__ import annotations
 
+import gc
+import math
+import resource
 import sys
 import time
 
-from swarmd.protocols import assignment, membership_limits
+from swarmd.protocols import effects as fx
+from swarmd.protocols import membership_limits
+from swarmd.protocols.membership import Membership
+from swarmd.protocols.membership_limits import MembershipLimits
+from swarmd.protocols.messages.gossip import PeerRecord
 from swarmd.sim.clock import World
 from swarmd.sim.cluster import Cluster
-from swarmd.sim.gossip_peer import gossip_factory
 from swarmd.sim.network import NetworkProfile
+from swarmd.sim.sim_peer import PeerSpec
 from swarmd.sim.small_run import shape_of
 
 STAGES = 7
-START_S = 30.0
+ROUND_S = 60.0
+PROGRESS = "talker/progress"
+PROGRESS_S = 2.0
+START_S = 40.0
+JOINED_WITHIN_S = 20.0
 CALM_S = 20.0
 WAIT_S = 60.0
 STEP_S = 0.1
+
+
+class Talker:
+    """Membership, and something to tell."""
+
+    def __init__(self, spec: PeerSpec, limits: MembershipLimits) -> None:
+        self._spec = spec
+        own = PeerRecord(
+            peer=spec.peer,
+            incarnation=spec.incarnation,
+            version=0,
+            run_id=spec.shape.run_id,
+            name=spec.name,
+            phase="active",
+            stage=int(spec.name[1:]) % STAGES,
+            addresses=spec.addresses,
+            tokens_per_s=1_000.0,
+        )
+        self.membership = Membership(own, limits, spec.sign, spec.verify, spec.rng)
+
+    def handle(self, event: fx.Event, now_s: float) -> list[fx.Effect]:
+        if isinstance(event, fx.TimerFired) and event.name == PROGRESS:
+            worked_s = now_s - self._spec.now_s
+            told = {"step": int(worked_s), "round": int(worked_s / ROUND_S)}
+            effects = self.membership.update_own(now_s, **told)
+            return [fx.SetTimer(PROGRESS, PROGRESS_S), *effects]
+        effects = self.membership.handle(event, now_s)
+        if isinstance(event, fx.Started):
+            for peer, addresses in sorted(self._spec.entries.items()):
+                effects += self.membership.introduce(peer, addresses)
+            effects.append(fx.SetTimer(PROGRESS, PROGRESS_S))
+        return effects
 
 
 class Measured:
@@ -34,7 +81,7 @@ class Measured:
         limits = membership_limits.wan()
         self.cluster = Cluster(
             self.world,
-            gossip_factory(limits, assignment.local()),
+            lambda spec: Talker(spec, limits),
             shape_of(STAGES, 3, 7),
             NetworkProfile(delay_s=0.02, jitter=0.1, bandwidth_bytes_per_s=10e6),
             peers,
@@ -49,7 +96,7 @@ class Measured:
         self.cluster.start(0)
         for number in range(1, peers):
             entries = rng.sample(range(number), min(3, number))
-            at_s = 10.0 * number / peers
+            at_s = JOINED_WITHIN_S * number / peers
             self.world.at(at_s, self.cluster.start, number, entries)
 
     def calm(self) -> tuple[float, float]:
@@ -93,7 +140,10 @@ class Measured:
 
 
 def main(sizes: list[int]) -> None:
-    print("| peers | messages/s | bytes/s | news to all, s | dead for one, s | dead for all, s |")
+    gc.disable()
+    print(
+        "| peers | messages/s | bytes/s | bytes/s by log N | news to all, s | dead for one, all |"
+    )
     print("| --- | --- | --- | --- | --- | --- |")
     for peers in sizes:
         begun_s = time.process_time()
@@ -104,12 +154,18 @@ def main(sizes: list[int]) -> None:
         cells = [
             f"{messages:.1f}",
             f"{size:.0f}",
+            f"{size / math.log2(peers):.0f}",
             f"{news_s:.1f}",
-            f"{first_s:.1f}",
-            f"{all_s:.1f}",
+            f"{first_s:.1f}, {all_s:.1f}",
         ]
         print(f"| {peers} | {' | '.join(cells)} |", flush=True)
-        print(f"{peers}: {time.process_time() - begun_s:.0f} s of processor time", file=sys.stderr)
+        spent_s = time.process_time() - begun_s
+        memory_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        print(
+            f"{peers}: {spent_s:.0f} s of processor time, at most {memory_bytes / 1e9:.1f} GB",
+            file=sys.stderr,
+            flush=True,
+        )
 
 
 if __name__ == "__main__":

@@ -47,7 +47,7 @@ START_S = 12.0
 COORDINATOR_START_S = 6.0
 """The same, where no state has to be fetched and nothing trained."""
 COORDINATOR_ROUND_S = 1.0
-"""Of pretended work: each round is told to all, so short ones make more gossip, not less."""
+"""Of pretended work."""
 CALM_ROUNDS = 2
 """After the faults, so that the run is still on when they are over."""
 SETTLE_S_MAX = 90.0

@@ -14,6 +14,7 @@ from swarmd.protocols.errors import LocalProtocolError
 from swarmd.protocols.ids import PeerId
 from swarmd.protocols.membership import TICK, Membership
 from swarmd.protocols.messages import control, gossip
+from swarmd.protocols.records import Haste
 from swarmd.protocols.roster import Liveness
 from swarmd.protocols.telling import GOSSIP
 from swarmd.sim.sim_peer import signature_of, verify
@@ -120,7 +121,7 @@ class TestOwnRecord:
     def test_new_round_is_gathered_and_shapes_nothing(self) -> None:
         pair = linked_pair()
         limits, shape = pair.machines[A].limits, pair.machines[B].roster.shape
-        effects = pair.machines[A].update_own(pair.now_s, round=1)
+        effects = pair.machines[A].update_own(pair.now_s, insist=True, round=1)
         assert [e for e in effects if isinstance(e, fx.SetTimer)] == [
             fx.SetTimer(GOSSIP, limits.gossip_gathered_s)
         ]
@@ -135,7 +136,7 @@ class TestOwnRecord:
         pair = linked_pair()
         machine, limits = pair.machines[A], pair.machines[A].limits
         pair.now_s += 1.0
-        machine.update_own(pair.now_s, round=1)
+        machine.update_own(pair.now_s, insist=True, round=1)
         effects = machine.update_own(pair.now_s, stage=3)
         (timer,) = [effect for effect in effects if isinstance(effect, fx.SetTimer)]
         assert timer.delay_s == pytest.approx(limits.gossip_delay_s)
@@ -154,6 +155,18 @@ class TestOwnRecord:
         told = [machine.news.take(peer)[0] for peer in others]
         assert [len(records) for records in told] == [2, 2, 2, 1, 1, 1]
         assert all(signed(later[0]) in records for records in told)
+
+    def test_round_that_nobody_insists_on_waits_as_progress_does_and_is_told_to_all(self) -> None:
+        pair = linked_pair()
+        machine = pair.machines[A]
+        machine.update_own(pair.now_s, stage=1)  # from now on something was told just now
+        version = machine.record.version
+        assert machine.update_own(pair.now_s, round=1) == []
+        assert machine.record.version == version
+        pair.now_s += 2.0 * machine.limits.progress_s_min
+        machine.handle(fx.TimerFired(TICK), pair.now_s)
+        assert machine.record.round == 1
+        assert machine.news.haste is Haste.SOON
 
     def test_progress_waits_and_is_told_at_most_so_often(self) -> None:
         pair = linked_pair()
