@@ -332,6 +332,14 @@ class _Shared(click.Command):
         with formatter.section("On every command"):
             formatter.write_dl(shared)
 
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        from swarmd.cli.examples import EXAMPLES
+
+        example = EXAMPLES.get(ctx.command_path.partition(" ")[2])
+        if example is not None:
+            with formatter.section("Example"):
+                formatter.write(f"{'':{formatter.current_indent}}{example}\n")
+
 
 class Command(_Shared):
     pass

@@ -19,8 +19,6 @@ def doctor(session: Session, run: str | None, gpu: str | None, no_step: bool) ->
 
     With a run it also trains one of its stages for a few seconds, on made-up data, and ends with
     what this machine could do for it. Needs no daemon and no network. Ends with 1 after an error.
-
-    Example: swarmd doctor --run run.toml
     """
     from swarmd.cli.doctor import fit, machine, peer, show
     from swarmd.json_record import render

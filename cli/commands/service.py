@@ -30,8 +30,6 @@ def install(session: Session, is_user: bool, only_prints: bool) -> None:
     """Write the unit that runs a peer; starting it stays your own step.
 
     The peer joins the run of the setting `service.run`, or the one this home used last.
-
-    Example: swarmd service install --user
     """
     from swarmd.cli.service_unit import USER, make_unit
     from swarmd.store import write_bytes

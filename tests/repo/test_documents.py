@@ -122,6 +122,26 @@ def faults_of(line: str) -> list[str]:
     return faults
 
 
+def test_every_command_has_an_example_that_it_takes() -> None:
+    from swarmd.cli.examples import EXAMPLES
+
+    tree = doc_blocks.command_tree()
+    words = {
+        path.partition(" ")[2]
+        for path, command in tree.items()
+        if not isinstance(command, click.Group) or command.invoke_without_command
+    }
+    assert set(EXAMPLES) == words
+    faults = [f"{fault}: {line}" for line in EXAMPLES.values() for fault in faults_of(line)]
+    assert not faults
+    strays = [
+        name
+        for name, line in EXAMPLES.items()
+        if f"swarmd {name}" not in line and name != "run link"
+    ]
+    assert not strays
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_commands_in_documents_exist_with_their_flags(name: str) -> None:
     faults = []
