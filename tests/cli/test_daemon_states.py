@@ -25,7 +25,7 @@ NEEDS_NONE = [
 ]  # fmt: skip
 
 
-ASKED_IF_THERE = {"collect"}
+ASKED_IF_THERE = {"collect", "netcheck"}
 """Requests of commands that do without a daemon, too."""
 
 
