@@ -3,7 +3,8 @@
 A butterfly: the vector is cut into parts; each member reduces some of them for all (reducer.py),
 sends its own values of the others to their reducers and takes back means (own_parts.py). So a
 partial result is a correct average of what it names, part by part, and nobody has to agree with
-anybody about who is alive.
+anybody about who is alive. What a reducer leaves undone that dies or falls silent is reduced by the
+next in line.
 
 Who is in the group is in the plan; a member that has offered is there. One that is silent, out of
 reach, late or of another opinion about the group is out, with the code that the round's report
@@ -29,6 +30,7 @@ from swarmd.protocols.messages import mixing as wire
 from swarmd.protocols.mix_deadline import ExchangeTimes, MixDeadline
 from swarmd.protocols.mix_group import (
     LATE,
+    REVIVABLE,
     SILENT,
     UNREACHABLE,
     WITHDRAWN,
@@ -86,6 +88,8 @@ class Exchange:
         own_duty = self._parts.to_reduce()
         self._reducer = Reducer(plan, self.group, desk, effects, self, own_duty)
         self._early = EarlyParts(plan.window, effects)
+        self._ahead = EarlyParts(plan.window, effects)
+        """Parts brought to us since their reducer is gone, which we have not seen yet."""
         self.clock = ExchangeClock(times, self.group, deadline, desk.pace)
 
     # ----------------------------------------------------------------------------------- the owner
@@ -161,6 +165,8 @@ class Exchange:
         self._reducer.stop()
         self._reducer.drop_means()
         self._drop_early()
+        for member in self.group.others():
+            self._ahead.drop(member)
         self._parts.abort()
         self.is_closed = True
 
@@ -172,8 +178,7 @@ class Exchange:
     # ------------------------------------------------------------------------------------- messages
 
     def heard(self, event: fx.Arrived, now_s: float) -> str:
-        """A message of this exchange from one of its members. Returns a rejection code (late is
-        one that breaks no rule), or ""."""
+        """A message of a member. Returns a rejection code (late breaks no rule), or ""."""
         member = self.group.get(event.peer)
         assert member is not None, "the owner looked"
         self.group.heard(member, now_s)
@@ -236,6 +241,9 @@ class Exchange:
                 self._reducer.make_room(part)
             self._release(event.payload)
             self.send(member, wire.NoRoom(ref=self.plan.ref, part=part))
+            return ""
+        is_ahead = not self.is_closed and self._parts.has_left(part)
+        if is_ahead and event.payload is not None and self._ahead.hold(member, event):
             return ""
         code = self._why_not_part(member, part, event.payload)
         if code or event.payload is None:
@@ -310,6 +318,7 @@ class Exchange:
 
     def changed(self, now_s: float) -> None:
         """After whatever happened: pack and send what may go, reduce what is complete."""
+        self._look_at_ahead(now_s)
         if not self.is_closed:
             self._reducer.open_next(now_s)
             for member in self.group.present():
@@ -362,10 +371,20 @@ class Exchange:
 
     def _put_out(self, member: Member, code: str) -> None:
         """Nothing more is expected of a member, nor held for it."""
-        member.out = member.out or code
+        was_out, member.out = member.out, member.out or code
         self._early.drop(member)
+        self._ahead.drop(member)
         self._reducer.out(member.number)
-        self._parts.keep_all_of(member)
+        if self.is_closed or self.group.waits_no_more or code not in REVIVABLE:
+            self._parts.keep_all_of(member)
+        elif not was_out:
+            self._reducer.take_on(self._parts.pass_on_all_of(member))
+
+    def _look_at_ahead(self, now_s: float) -> None:
+        """Parts whose reducer is gone for us too by now, or has done them."""
+        for member in self.group.others():
+            for event in self._ahead.take(member):
+                self._part(member, event, now_s)
 
     def _drop_early(self) -> None:
         for member in self.group.others():

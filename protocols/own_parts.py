@@ -2,7 +2,8 @@
 
 Every part comes to exactly one end: mixed (the mean was sound and the worker used it) or kept (our
 own values stay). A part is away from the moment it is being packed; a few are away to each reducer
-at a time, so that a slow one costs the others nothing.
+at a time, so that a slow one costs the others nothing. What was with a reducer that is gone goes to
+the next in line, whom all who saw it go choose alike.
 
 Jobs that change the worker's state are never forgotten half-way: `is_idle` waits for them, and a
 part whose mean is being taken cannot be kept meanwhile.
@@ -17,7 +18,7 @@ from swarmd.protocols import effects as fx
 from swarmd.protocols.exchange_plan import ExchangePlan, ExchangeRecord
 from swarmd.protocols.jobs import BufferRef, JobFailure, JobResult, StageCall
 from swarmd.protocols.messages import Message
-from swarmd.protocols.messages.mixing import Mean, Part, Rejection
+from swarmd.protocols.messages.mixing import Mean, Part, Rejection, Taken
 from swarmd.protocols.mix_group import Member, MixGroup
 from swarmd.protocols.mix_jobs import JobDesk
 from swarmd.protocols.mixing import MIX1, MIX2
@@ -95,6 +96,13 @@ class OwnParts:
     def may_take_over(self, part: int) -> bool:
         """Whether we may reduce a part that we thought another one reduces: ours has not left."""
         return part in self._queues[self._reducer_of[part]]
+
+    def has_left(self, part: int) -> bool:
+        """Whether ours is with another reducer, who is there as far as we see."""
+        if part not in self._undecided or part in self._taking or self.is_ours(part):
+            return False
+        is_gone = bool(self._group.members[self._reducer_of[part]].out)
+        return not is_gone and not self.may_take_over(part)
 
     def take_over(self, part: int) -> None:
         self._queues[self._reducer_of[part]].remove(part)
@@ -224,6 +232,28 @@ class OwnParts:
         """This reducer will not give us a mean of a part that is with it."""
         if part in self._away[member.number]:
             self.keep(part)
+
+    def pass_on_all_of(self, member: Member) -> list[int]:
+        """A reducer is gone: its parts are with the next in line. Returns those that are with us
+        now. Who has its mean of a part says so, and is not waited for there."""
+        ours = []
+        parts = [p for p, number in enumerate(self._reducer_of) if number == member.number]
+        self._away[member.number].clear()
+        self._queues[member.number].clear()
+        self._again = [part for part in self._again if part not in set(parts)]
+        for part in parts:
+            reducer = self._choose_reducer(part)
+            if part not in self._undecided or part in self._taking:
+                if reducer != self._group.own:
+                    taken = Taken(ref=self._plan.ref, part=part)
+                    self._send(self._group.members[reducer], taken, None)
+                continue
+            self._reducer_of[part] = reducer
+            if reducer == self._group.own:
+                ours.append(part)
+            else:
+                self._queues[reducer].append(part)
+        return ours
 
     def keep_all_of(self, member: Member) -> None:
         """Nor of any other part."""

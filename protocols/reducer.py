@@ -86,6 +86,8 @@ class Reducer:
         self._open: dict[int, _OpenPart] = {}
         self.means: dict[int, ReducedPart] = {}
         self._closed: set[int] = set()
+        self._content: dict[int, set[int]] = {}
+        """Part to those who say that they have a mean of it: from a reducer that is gone."""
         self._slow: set[int] = set()
 
     # -------------------------------------------------------------------------------------- gather
@@ -94,6 +96,10 @@ class Reducer:
         """Begin with the own parts in their order, a few at a time."""
         while self._queue and len(self._open) < self.window:
             self.open(self._queue.popleft(), now_s)
+
+    def take_on(self, parts: Iterable[int]) -> None:
+        """Of a reducer that is gone."""
+        self._queue.extend(part for part in parts if part not in self._open)
 
     def open(self, part: int, now_s: float) -> None:
         """Begin with a part; what we bring to it comes from the worker."""
@@ -160,12 +166,13 @@ class Reducer:
     def close_what_is_complete(self, now_s: float) -> None:
         for part in sorted(self._open):
             opened = self._open[part]
-            if not opened.is_reducing and self._is_complete(opened, now_s):
+            if not opened.is_reducing and self._is_complete(part, opened, now_s):
                 self._close(part, opened)
 
-    def _is_complete(self, opened: _OpenPart, now_s: float) -> bool:
+    def _is_complete(self, part: int, opened: _OpenPart, now_s: float) -> bool:
         return not opened.is_own_pending and all(
             member.number in opened.inputs
+            or member.number in self._content.get(part, ())
             or not self._group.is_part_awaited(member, opened.opened_s, now_s)
             for member in self._group.others()
         )
@@ -259,6 +266,8 @@ class Reducer:
         self._slow.discard(number)
         reduced = self.means.get(part)
         if reduced is None:
+            if part not in self._closed and part < self._plan.layout.count:
+                self._content.setdefault(part, set()).add(number)
             return
         reduced.waiting.discard(number)
         if not reduced.waiting:

@@ -136,6 +136,29 @@ def test_killed_in_the_middle_survivors_say_who_was_in_part_by_part(step: int) -
         assert len(replica.last()["included"]) == 3
 
 
+@pytest.mark.parametrize("moment_s", [3.012, 3.02, 3.03])
+def test_what_a_killed_reducer_left_undone_is_reduced_by_the_others(
+    moment_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("swarmd.protocols.mix_parts.PART_ELEMENTS_MAX", 4)
+    world = World(4, elements=96, rules=RULES, rounds=2)
+    victim = world.replicas[1]
+    world.start()
+    world.at(moment_s, lambda: world.kill(victim))
+    world.run()
+    check_invariants(world)
+    told = []
+    for replica in world.alive():
+        assert max(replica.held_s) < 1.0, "a closed link is not waited for"
+        parts = [part for part in replica.rounds[0]["parts"] if part["mix"] == MIX2]
+        assert sum(part["parts"] for part in parts) == 24
+        assert all(len(part["included"]) >= 3 for part in parts), parts
+        told.append(parts)
+    assert told[0] == told[1] == told[2], "survivors agree on who was in"
+    first, *others = [replica.stepped_with[0] for replica in world.alive()]
+    assert all(other == first for other in others), "and hold the same"
+
+
 def test_survivors_that_hold_different_parts_agree_again_after_the_next_mixes() -> None:
     world = World(4, rules=RULES, rounds=7)
     victim, far = world.replicas[1], world.replicas[3]
