@@ -158,6 +158,8 @@ class InProcessSwarm:
         peer.driver = Driver(machine, transport, slots, on_emit=on_emit, on_load=on_load)
         peer.driver.files = FileLane(self._folder / name, slots, nursery, peer.driver.put)
         peer.driver.files.checkpoints = self.checkpoints_of(name)
+        guarded = CheckpointFolder(self._folder / name / "guarded", self.run.run_id, kept=1)
+        peer.driver.files.guarded = guarded
         return peer
 
     def checkpoints_of(self, name: str) -> CheckpointFolder:

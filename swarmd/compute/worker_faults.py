@@ -17,12 +17,15 @@ import random
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from swarmd.compute.failure_codes import DeviceLost
-from swarmd.compute.worker_lies import WorkerLies
 from swarmd.injection import LIES_OF_THE_WORKER, OF_THE_WORKER, Injection, parse_injection
 from swarmd.protocols.jobs import Backward, Forward, Job, StageCall, Step
 from swarmd.run_config import RunConfig
+
+if TYPE_CHECKING:
+    from swarmd.compute.worker_lies import WorkerLies
 
 FATAL = ("device_lost", "worker_exit", "wedge")
 STRIKING = ("oom", *FATAL)
@@ -70,7 +73,7 @@ class WorkerFaults:
         self._random = random.Random(f"faults/{run.seed}/{stage}")
         self._round = -1
         self._step = -1
-        self._lies = WorkerLies()
+        self._lies: WorkerLies | None = None
         self.replace(specs)
         for fault in self._faults:
             fault.spent = life > 0 and fault.spec.kind in FATAL and fault.share is None
@@ -108,6 +111,11 @@ class WorkerFaults:
         if not (lies and is_part and output is not None and output_bytes):
             return output_bytes
         assert isinstance(job, StageCall), "a part is packed by a stage call"
+        if self._lies is None:
+            # Here, since it needs torch, and a worker offers itself before it loads that.
+            from swarmd.compute.worker_lies import WorkerLies
+
+            self._lies = WorkerLies()
         return self._lies.spoil(lies, self._round, job, output[:output_bytes])
 
     def stretch(self, busy_s: float) -> float:

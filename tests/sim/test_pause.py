@@ -16,7 +16,7 @@ PAUSED = 1
 
 
 def run_with_a_pause(peers: int, command: str, **args: Any) -> tuple[Simulation, dict[str, Any]]:
-    """Peer 1 is paused while round 1 is on, and resumed ten seconds later."""
+    """Peer 1 is paused while round 1 is on, and resumed twenty seconds later."""
     simulation = Simulation(
         SimOptions(peers=peers, stages=2, rounds=3, seed=5, scenario="calm"), lambda text: None
     )
@@ -38,11 +38,11 @@ def run_with_a_pause(peers: int, command: str, **args: Any) -> tuple[Simulation,
         if machine_of(peer).work.round == 1 and "stage" not in seen:
             seen["stage"] = machine_of(peer).work.stage
             world.after(0.5, partial(cluster.command, PAUSED, command, **args))
-            world.after(9.5, look)
+            world.after(19.5, look)
             if command == "rule":
-                world.after(10.0, cluster.command, PAUSED, "rule")
+                world.after(20.0, cluster.command, PAUSED, "rule")
             elif "for_s" not in args:
-                world.after(10.0, cluster.command, PAUSED, "resume")
+                world.after(20.0, cluster.command, PAUSED, "resume")
 
     cluster.on_emit.append(listen)
     simulation.go()
@@ -63,7 +63,7 @@ def test_paused_peer_frees_its_device_and_comes_back(peers: int) -> None:
 
 
 def test_pause_with_an_end_resumes_by_itself() -> None:
-    simulation, seen = run_with_a_pause(2, "pause", for_s=12.0)
+    simulation, seen = run_with_a_pause(2, "pause", for_s=22.0)
     assert seen["reason"].eta_basis == "schedule"
     assert simulation.result().exit_code == OK
 

@@ -251,9 +251,9 @@ async def test_a_worker_that_tells_of_progress_may_take_longer_to_load(
     state = tmp_path / "state"
     state.write_text(
         "import time; from swarmd.compute import loading\n"
-        "for part in range(8): time.sleep(0.4); loading.say(f'part {part}')"
+        "for part in range(8): time.sleep(0.5); loading.say(f'part {part}')"
     )
-    limits = WorkerLimits(start_timeout_s=2.4, tick_s=0.05)
+    limits = WorkerLimits(start_timeout_s=3.0, tick_s=0.05)
     backend = make_backend(toy_config(state_file=state), limits=limits)
     await backend.start()
 
