@@ -212,6 +212,19 @@ async def refused_after(dialling: Callable[[], Awaitable[TlsCarrier]]) -> None:
 # ----------------------------------------------------------------------------------- what breaks it
 
 
+@pytest.mark.parametrize("sizes", [(0,), (29, 0), (29, 100), (24, 29, 90, 532_000), (29, 8193)])
+def test_a_frame_leaves_in_bounded_pieces_and_its_head_never_alone(sizes: tuple[int, ...]) -> None:
+    parts = [pattern(size) for size in sizes]
+    pieces = list(tls_bulk._pieces(parts))
+    assert b"".join(b"".join(piece) for piece in pieces) == b"".join(parts)
+    most = tls_bulk.PIECE_BYTES + 2 * tls_bulk.SMALL_BYTES
+    assert all(sum(map(len, piece)) <= most for piece in pieces)
+    if any(size > tls_bulk.SMALL_BYTES for size in sizes):
+        assert all(len(piece[-1]) > tls_bulk.SMALL_BYTES for piece in pieces), "no small segment"
+    else:
+        assert len(pieces) <= 1
+
+
 async def test_sixty_cancelled_sends_leave_the_connection_whole() -> None:
     async with carriers() as (near, far):
         got = bytearray()
