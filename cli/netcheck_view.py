@@ -20,7 +20,8 @@ NAT_WORDS = {
 def lines_of(found: Netcheck, width: int) -> list[str]:
     lines = ["addresses"]
     lines += [
-        f"  {line}" for line in table(("ADDRESS", "INTERFACE", ""), map(_address, found.addresses))
+        f"  {line}"
+        for line in table(("ADDRESS", "INTERFACE", "WHY"), map(_address, found.addresses))
     ]
     lines += row("NAT", _nat(found), width, indent=0)
     relays = [f.peer(None, peer) for peer in found.relays] or [
@@ -41,10 +42,19 @@ def lines_of(found: Netcheck, width: int) -> list[str]:
 def _address(address: InterfaceAddress) -> tuple[str, str, str]:
     said = "announced" if address.announced else "not announced"
     return (
-        address.addr,
+        _place(address.addr),
         address.interface or f.UNKNOWN,
         f"{said}; {harmless(address.why or f.UNKNOWN)}",
     )
+
+
+def _place(addr: str) -> str:
+    """`203.0.113.7:4710` of an address that names a peer: it is ours, and too long for a line."""
+    parts = addr.split("/")
+    if len(parts) < 5:
+        return addr
+    host = f"[{parts[2]}]" if parts[1] == "ip6" else parts[2]
+    return f"{host}:{parts[4]}"
 
 
 def _nat(found: Netcheck) -> Iterator[str]:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 WITHIN_S = 20.0
 DAEMON_S = 12.0
 NO_RUN = "name a run to see what this machine could do for it"
+NO_DESCRIPTION = "a link is only the run's name: with its file, or once joined, a verdict follows"
 
 
 @command(section="Checking")
@@ -110,7 +111,8 @@ def _without_daemon(
     within_s = session.options.timeout_s or WITHIN_S
     found = trio.run(check_network, config, by_peer(entries), within_s)
     if description is None:
-        return replace(found, verdict=Verdict(text=NO_RUN))
+        text = NO_RUN if source is None else NO_DESCRIPTION
+        return replace(found, verdict=Verdict(text=text))
     fitness = fit.look(session.home, config, description, dry_step=dry_step)
     return replace(found, verdict=fitness.verdict)
 

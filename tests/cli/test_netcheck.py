@@ -36,7 +36,7 @@ def test_what_the_daemon_found_is_shown_with_a_verdict(home: Home) -> None:
         found = swarmd("netcheck", "--json", "--peer", ADDR, home=home).object
     assert shown.code == 0, shown.err
     for part in (
-        "203.0.113.7/tcp/4710", "eth0", "reached by 2 of 3", "endpoint-independent", "IPv6 none",
+        "203.0.113.7:4710", "eth0", "reached by 2 of 3", "endpoint-independent", "IPv6 none",
         "·bG1S", "direct", "28 ms", "19.2 / -", "takes part in prairie-1b",
     ):  # fmt: skip
         assert part in shown.out
