@@ -65,6 +65,9 @@ def _state(status: Status, printer: Printer, width: int) -> list[str]:
             ],
             width,
         )
+        if reason.text != reason.code:
+            left = "" if reason.eta_s is None else f", {f.about(reason.eta_s)} left"
+            lines += wrap(harmless(f"{reason.text}{left}"), width, first=" " * 13, follow=" " * 13)
         return [f"  {label}{lines[0].strip()}", *lines[1:]]
     follow = " " * 13
     text = f"{harmless(reason.text or '')} ({reason.code}) for {f.duration(reason.for_s)}"

@@ -53,6 +53,8 @@ class Situation:
     stage: int | None = None
     is_observer: bool = False
     mixing: Reason | None = None
+    warming_up: Reason | None = None
+    """A newcomer trains, but does not count yet."""
     waiting: Waiting | None = None
     round: int = 0
     now_s: float = 0.0
@@ -71,7 +73,8 @@ def choose_reason(facts: Situation) -> Reason:
         reason = choose(facts)
         if reason is not None:
             return reason
-    return Reason(code="training", text="training", stage=facts.stage, round=facts.round)
+    usual = Reason(code="training", text="training", stage=facts.stage, round=facts.round)
+    return facts.warming_up or usual
 
 
 def _final(facts: Situation) -> Reason | None:

@@ -46,6 +46,11 @@ class RoundWork:
         """The last round that is known to have ended."""
         self._counted = 0
         self._replicas: dict[PeerId, int] = {}
+        self._counts_from = 0
+        """The first round whose mixes a newcomer counts in: the one it comes into has begun without
+        it, and in the next one it has weight 0."""
+        self._seen: tuple[int, int, float] | None = None
+        """(round, micro-batches that had ended, when), from which a newcomer measures its round."""
 
     @property
     def replicas(self) -> tuple[PeerId, ...]:
@@ -58,6 +63,7 @@ class RoundWork:
         joins: the state is another replica's.
         """
         self.ending, self._counted, self._ended = None, 0, round_number - 1
+        self._counts_from = round_number + 2 if joins else 0
         return self.keeper.start(round_number, now_s, joins=joins)
 
     def set_replicas(self, views: Iterable[PeerView], now_s: float) -> list[fx.Effect]:
@@ -108,4 +114,28 @@ class RoundWork:
             round=self.ending,
             eta_at_s=eta_at_s,
             eta_basis="unknown" if eta_at_s is None else "deadline",
+        )
+
+    def warming_up(self, ended: int, now_s: float) -> Reason | None:
+        """While this replica is a newcomer: when it will count. ended: micro-batches of the present
+        round that have."""
+        number = self.keeper.round
+        if not self.keeper.is_newcomer or number is None:
+            return None
+        if self._seen is None or self._seen[0] != number:
+            self._seen = (number, ended, now_s)
+        _, ended_first, since_s = self._seen
+        counts_from = max(self._counts_from, number + 1)
+        eta_at_s = None
+        if ended > ended_first and now_s > since_s:
+            last = min(counts_from, self._shape.rounds)
+            whole = sum(map(self._shape.micro_batches_of_round, range(number, last)))
+            eta_at_s = now_s + (whole - ended) * (now_s - since_s) / (ended - ended_first)
+        return Reason(
+            code="training",
+            text=f"warms up: trains, and counts in the mixes from round {counts_from}",
+            stage=self.stage,
+            round=number,
+            eta_at_s=eta_at_s,
+            eta_basis="unknown" if eta_at_s is None else "measured",
         )

@@ -108,6 +108,11 @@ class RoundKeeper:
         return None if self._current is None else self._current.number
 
     @property
+    def is_newcomer(self) -> bool:
+        """It has weight 0 in the mixes still."""
+        return self._weightless_rounds > 0
+
+    @property
     def phase(self) -> str:
         """As status shows it."""
         if self._current is None or self._current.phase in (Phase.SNAPSHOT, Phase.INNER):
@@ -424,7 +429,7 @@ class RoundKeeper:
             self.totals,
             round=-1 if self._current is None else self._current.number,
             phase=self.phase,
-            is_newcomer=self._weightless_rounds > 0,
+            is_newcomer=self.is_newcomer,
             late_updates=self.conduct.late_total,
             rejected_updates=self.conduct.rejected_total,
             round_median_s=self.round_median_s,

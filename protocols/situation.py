@@ -48,6 +48,7 @@ def situation_of(peer: PeerMachine, now_s: float) -> Situation:
         stage=peer.work.stage,
         is_observer=peer.setup.is_observer,
         mixing=None if peer.work.rounds is None else peer.work.rounds.reason(now_s),
+        warming_up=_warming_up(peer, now_s),
         waiting=waiting,
         stalled_since_s=peer.standstill.since_s,
         stall_text=_stall_text(peer, waiting, now_s),
@@ -73,6 +74,14 @@ def _seating(peer: PeerMachine) -> Reason | None:
         eta_at_s=placement.settles_at_s,
         eta_basis="unknown" if placement.settles_at_s is None else "deadline",
     )
+
+
+def _warming_up(peer: PeerMachine, now_s: float) -> Reason | None:
+    rounds = peer.work.rounds
+    number = None if rounds is None else rounds.keeper.round
+    if rounds is None or number is None:
+        return None
+    return rounds.warming_up(len(peer.leases.ledger.ended(number)), now_s)
 
 
 def _is_isolated(peer: PeerMachine, now_s: float) -> bool:

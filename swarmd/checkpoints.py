@@ -18,6 +18,7 @@ import hashlib
 import re
 import shutil
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -143,7 +144,8 @@ class CheckpointFolder:
         except OSError as error:
             raise store_error(aside, error) from error
         finally:
-            state.unlink(missing_ok=True)
+            with suppress(OSError):  # where nothing may be written, why is told already
+                state.unlink(missing_ok=True)
             shutil.rmtree(aside, ignore_errors=True)
         self._unusable.discard(target.name)
         self._rotate(stage)

@@ -42,6 +42,7 @@ def test_a_newcomer_takes_its_state_from_both_replicas_and_is_soon_counted(tmp_p
         uptime_s = swarm.status("p2")["time"]["uptime_s"]
         assert 0.0 < first_s <= uptime_s
         print(f"first contribution {first_s:.1f} s after the start; promised {JOINED_S_MAX:.0f} s")
+        print(f"seconds by reason: {swarm.status('p2')['time']['by_reason']}")
         swarm.wait(
             "a round is committed with all three",
             lambda: len(swarm.status("p2")["last_round"]["included"]) == 3,
