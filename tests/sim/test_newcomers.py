@@ -8,8 +8,9 @@ from swarmd.protocols import effects as fx
 from swarmd.protocols import membership_limits
 from swarmd.protocols.peer import PeerMachine
 from swarmd.sim.clock import World
-from swarmd.sim.cluster import Cluster, SimPeer, shape_of
+from swarmd.sim.cluster import Cluster, SimPeer
 from swarmd.sim.network import NetworkProfile
+from swarmd.sim.small_run import shape_of
 from swarmd.sim.whole_peer import whole_factory
 from swarmd.sim.whole_run import machine_of
 
