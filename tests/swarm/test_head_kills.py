@@ -67,7 +67,7 @@ def test_ten_kills_of_heads_leave_every_sample_counted_once(tmp_path: Path) -> N
             swarm.wait(f"{name} leads", lambda name=name: led(swarm, name) >= 3, LIMIT_S)
         for number in range(KILLS):
             name = rng.choice(HEADS)
-            until = led(swarm, name) + rng.randint(1, 12)
+            until = led(swarm, name) + rng.randint(1, 4)
             swarm.wait(
                 f"{name} is in the middle of something before kill {number}",
                 lambda name=name, until=until: led(swarm, name) >= until,

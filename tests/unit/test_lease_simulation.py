@@ -303,15 +303,27 @@ def test_with_many_heads_the_traffic_of_a_peer_stays_bounded():
     assert world.sent["bytes"] / len(world.hosts) / world.now_s < 20_000
 
 
-@pytest.mark.parametrize("seed", range(2))
-def test_in_a_swarm_of_forty_each_tells_a_few_and_all_prove_the_same(seed):
-    world = LeaseWorld(seed, heads=6, others=34, shape=lease_shape(inner_steps=10, total_steps=20))
+@pytest.mark.parametrize("is_split", [False, True])
+def test_in_a_swarm_of_forty_each_tells_a_few_and_all_prove_the_same(is_split):
+    """Receipts, too, which nobody is told there: they are found by comparing."""
+    world = LeaseWorld(1, heads=6, others=34, shape=lease_shape(inner_steps=10, total_steps=20))
     world.run(1.0)
     told = {peer: host.book._gossip.recipients for peer, host in world.hosts.items()}
     assert {len(peers) for peers in told.values()} == {RECIPIENTS_MAX}
     mutual = sum(peer in told[other] for peer, others in told.items() for other in others)
     assert mutual > 0.6 * sum(map(len, told.values()))
+    if is_split:
+        peers = peers_of(world)
+        world.split(peers[::2], peers[1::2])
+        world.run(4.0)
+        world.heal()
     world.run_until_complete()
+    world.run(world.now_s + 40.0)
     check_counted(world)
     (twice,) = twice_in_ledgers(world)
     assert twice == twice_in_truth(world)
+    ledgers = [host.book.ledger for host in world.living()]
+    proved = ledgers[0].witnessed_total()
+    assert sum(found.samples for found in proved.values()) > 0
+    assert all(ledger.witnessed_total() == proved for ledger in ledgers)
+    assert all(ledger.contributions() == ledgers[0].contributions() for ledger in ledgers)
