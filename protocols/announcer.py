@@ -1,8 +1,8 @@
 """What a peer tells of its own work: signed when it is to be told, to whom it concerns, in time.
 
 Three kinds of news (ledger_gossip.py says who hears which): what is held and done in a round that
-others work on, too; that we hold nothing of a round any more of which nothing is left to take; what
-is said of a round that has ended. When each is told: news_pace.py.
+others work on, too; how that stands when the round is leased, and when it has ended; what is said
+of it later. When each is told: news_pace.py.
 """
 
 from __future__ import annotations
@@ -41,29 +41,30 @@ class Announcer:
         self._pace = pace
         self._sign = sign
         self._unsigned: set[int] = set()
+        self._shown: dict[int, int] = {}
+        """By round: the version that was last owed to everybody."""
 
     def changed(self, number: int, had_ended: bool, now_s: float) -> list[Effect]:
         """Our entry of a round is another one now. had_ended: the round, before that."""
         self._unsigned.add(number)
-        is_last = number == self._ledger.shape.rounds - 1
-        if had_ended and not is_last:
-            reach = NOBODY
-        elif had_ended or (
-            not self._work.leased(number) and (is_last or number < self._gate.newest)
-        ):
-            reach = EVERYBODY
-        else:
-            reach = HEADS
-        return self._owe(number, reach, now_s)
+        if not had_ended:
+            return self._owe(number, HEADS, now_s)
+        is_last = number == self._ledger.shape.rounds - 1  # nobody may be there to be asked later
+        return self._owe(number, EVERYBODY if is_last else NOBODY, now_s)
 
     def for_everybody(self, rounds: Iterable[int], now_s: float) -> list[Effect]:
-        """Whoever waits for these rounds shall hear how they stand here."""
-        return [
-            effect
-            for number in rounds
-            if self._ledger.get(self._work.key(number)) is not None
-            for effect in self._owe(number, EVERYBODY, now_s)
-        ]
+        """Whoever waits for these rounds shall hear how they stand here, if they have not."""
+        effects: list[Effect] = []
+        for number in rounds:
+            entry = self._ledger.get(self._work.key(number))
+            if entry is not None and self._shown.get(number) != entry.version:
+                self._shown[number] = entry.version
+                effects += self._owe(number, EVERYBODY, now_s)
+        return effects
+
+    def forget_before(self, round_number: int) -> None:
+        for number in [number for number in self._shown if number < round_number]:
+            del self._shown[number]
 
     def plan(self, now_s: float) -> list[Effect]:
         """Debts are paid in time."""

@@ -104,8 +104,8 @@ class LeaseBook:
     def set_recipients(self, peers: Iterable[PeerId], *, present: int) -> None:
         """The peers that we have a link to, of how many others there are."""
         linked = [peer for peer in peers if peer != self.own]
-        audience = choose_audience(self.own, linked, self._watch.heads, present)
         self._digest_s = self._limits.digest_after_s(present)
+        audience = choose_audience(self.own, linked, self._watch.heads, present)
         self._effects += self._gossip.set_audience(audience)
 
     def handle(self, event: Event, now_s: float) -> list[Effect]:
@@ -378,6 +378,7 @@ class LeaseBook:
         if settled > self._told_ended:
             ended = range(self._told_ended, settled)
             self._told_ended = settled
+            self._effects += self._announcer.for_everybody(ended, now_s)
             self._tell_seen(ended, now_s)
             self._tidy()
             if self.is_complete:
@@ -395,6 +396,7 @@ class LeaseBook:
         base = self.ledger.base
         self._work.forget_before(base)
         self._gate.forget_before(base)
+        self._announcer.forget_before(base)
         self._watch.forget_before(base)
         self._held_out.forget_before(base)
         self._taker.forget_before(base)

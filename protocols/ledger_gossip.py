@@ -9,8 +9,8 @@ In a small swarm all news concerns everybody. In a large one
 
     what a head holds and does in an open round   concerns the heads: told to those, directly where
                                                   we have links to all of them
-    that it holds nothing of a round any more,    concerns everybody: told to a few of those we have
-    or that all of the round is leased            links to (RECIPIENTS_MAX), and passed on by all
+    how that stands when all of the round is      concerns everybody: told to a few of those we have
+    leased, and when it has ended                 links to (RECIPIENTS_MAX), and passed on by all
     receipts, scores of an ended round            concern everybody, are many, and not urgent: left
                                                   to comparing, which sends an entry to whoever
                                                   lacks it and no further
@@ -93,7 +93,7 @@ def choose_audience(
     hears_all = len(told) >= present
     if present <= RECIPIENTS_MAX:
         return Audience(tuple(told), hears_all=hears_all)
-    others = [peer for peer in heads if peer != own]
+    others = [peer for peer in heads if peer != own] if own in heads else []
     near = sorted(set(linked) & set(others))
     is_direct = own in heads and len(near) == len(others)
     if not is_direct:

@@ -96,7 +96,7 @@ class Pipeline:
             raise LocalProtocolError("wrong_round", f"{micro_batch} is not open")
         if self._callee.is_draining:
             raise LocalProtocolError("draining", f"{micro_batch} must not begin")
-        if self._table.get(None, micro_batch) is not None:
+        if self.leads(micro_batch):
             raise LocalProtocolError("duplicate", f"{micro_batch} is under way")
         if self._table.is_too_late(micro_batch):
             fields = {"micro_batch": micro_batch, "reason": "late", "text": "its round is over"}
@@ -114,6 +114,10 @@ class Pipeline:
             payload=None,
         )
         return self._settle(now_s)
+
+    def leads(self, micro_batch: MicroBatchId) -> bool:
+        """It was started here and has not ended."""
+        return self._table.get(None, micro_batch) is not None
 
     def capacity(self, now_s: float) -> int:
         """How many more micro-batches a head may start now."""

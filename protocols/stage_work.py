@@ -276,6 +276,8 @@ class StageWork:
             micro_batch = self._next_micro_batch(now_s)
             if micro_batch is None:
                 break
+            if self.pipeline.leads(micro_batch):
+                continue  # it was given back as we stood still, and goes on as ours again
             self.pipeline.set_round_gate(micro_batch.round)  # a lease may be what opened it
             effects += self.pipeline.start(micro_batch, now_s)
         return self._wire(effects, now_s)

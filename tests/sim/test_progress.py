@@ -152,3 +152,25 @@ def test_rnd_01_joiner_in_any_phase_says_why_it_waits_until_it_trains() -> None:
     told = {n: machine_of(cluster.peers[n]).reasons.current for n in waiting}
     assert not waiting, told
     assert promised == set(range(founders, founders + joiners)), "an ETA on the way"
+
+
+@pytest.mark.slow
+def test_micro_batch_given_back_while_it_is_under_way_goes_on_when_it_is_leased_again() -> None:
+    simulation = simulated(rounds=100, peers=4, seed=6, round_s=3.0)
+    world, cluster = simulation.world, simulation.cluster
+    simulation._start_all()
+    world.run_until(25.0)
+    heads = [m for m in map(machine_of, cluster.running()) if m.work.stage == 0]
+    tried = 0
+    for _ in range(20):
+        world.run_until(world.now_s + 0.5)
+        for head in heads:
+            given_back = head.leases.give_back_all(clock(simulation, head))
+            assert head.work.pipeline is not None
+            tried += sum(map(head.work.pipeline.leads, given_back))
+    print(f"{tried} given back under way")
+    assert tried > 0
+    settled = heads[0].leases.ledger.settled
+    world.run_until(world.now_s + 20.0)
+    assert all(head.leases.ledger.settled > settled for head in heads)
+    assert simulation.checkers.violations == []

@@ -241,7 +241,9 @@ def test_start_says_what_is_wrong() -> None:
     with pytest.raises(LocalProtocolError, match="wrong_stage"):
         Bench(1).machine.start(MB, 0.0)
     bench = Bench(0)
+    assert not bench.machine.leads(MB)
     bench.do(bench.machine.start(MB, 0.0))
+    assert bench.machine.leads(MB)
     with pytest.raises(LocalProtocolError, match="duplicate"):
         bench.machine.start(MB, 0.0)
     with pytest.raises(LocalProtocolError, match="wrong_round"):
