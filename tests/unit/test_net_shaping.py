@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from hashlib import blake2b
 from itertools import count
@@ -192,21 +192,38 @@ async def test_a_shaped_link_has_its_rate_and_its_round_trip(
 
 @pytest.mark.slow
 async def test_a_shape_is_met_within_15_percent_by_round_trip_and_goodput() -> None:
-    """In one try of many: a busy machine is late now and then, a wrong sum always is."""
+    """The delay is what is added to the round trip of a plain link. In one try of many: a busy
+    machine is late now and then, a wrong sum always is."""
+    async with loopback(lambda: None) as pair:
+        await pair.link()
+        plain_s = min([await round_trip_s(pair) for _ in range(30)])
     shape, tries = parse_shape("50mbit,40ms"), list[tuple[float, float]]()
     async with loopback(lambda: shape) as pair:
         await pair.link()
         pair.a.send_payload(pair.b, b"first", bytes(1000), Priority.MIX)
         await pair.b.take()
-        with trio.move_on_after(90):
-            while True:
+        with trio.move_on_after(60):
+            while not is_met(tries):
                 rtt_s, bytes_per_s = await probe_beside_a_transfer(pair)
-                tries.append((rtt_s / shape.delay_s, bytes_per_s / shape.rate_bytes_per_s))
-                rtts, rates = zip(*tries, strict=True)
-                if min(rtts) < 1.15 and any(0.85 < rate < 1.15 for rate in rates):
-                    break
-        assert 1.0 <= min(rtts) < 1.15, tries
-        assert any(0.85 < rate < 1.15 for rate in rates), tries
+                delay = (rtt_s - plain_s) / shape.delay_s
+                tries.append((delay, bytes_per_s / shape.rate_bytes_per_s))
+    print(f"plain {1e3 * plain_s:.1f} ms; (delay, rate) of those wanted, by try: {tries}")
+    assert is_met(tries)
+
+
+def is_met(tries: Sequence[tuple[float, float]]) -> bool:
+    """By the shortest delay, and by any rate: what disturbs adds to a delay, and to a rate both."""
+    delays, rates = [delay for delay, _ in tries], [rate for _, rate in tries]
+    return 0.9 < min(delays, default=0.0) < 1.15 and any(0.85 < rate < 1.15 for rate in rates)
+
+
+async def round_trip_s(pair: Pair) -> float:
+    sent_s = trio.current_time()
+    pair.a.send(pair.b, b"probe")
+    await pair.b.arrival()
+    pair.b.send(pair.a, b"answer")
+    await pair.a.arrival()
+    return trio.current_time() - sent_s
 
 
 async def probe_beside_a_transfer(pair: Pair) -> tuple[float, float]:
