@@ -29,8 +29,9 @@ class LeaseLimits:
     offers_s: float = 10.0
     """Without news of our rounds for so long, one neighbour's word on past rounds is enough."""
     lease_s_min: float = 5.0
-    lease_s_first: float = 30.0
-    """Until a head's own times are known."""
+    lease_s_first: float = 60.0
+    """Until a head's own times are known: through seven stages of three seconds each, there and
+    back, a micro-batch takes 42."""
     lease_s_max: float = 70.0
     """dead_after_s + 60."""
     lease_medians: float = 4.0
@@ -77,6 +78,7 @@ def local(dead_after_s: float = 4.0) -> LeaseLimits:
         digest_s=1.0,
         offers_s=4.0,
         lease_s_min=2.0,
+        lease_s_first=30.0,
         lease_s_max=dead_after_s + 60.0,
         quiet_s=1.5,
         round_s_min=10.0,
