@@ -113,6 +113,16 @@ class Reason:
         )
 
 
+DEVICE_CODES = ("device_lost", "out_of_memory", "data_missing", "model_does_not_fit")
+"""Losses of the worker that have a reason of their own; any other is `worker_died`."""
+
+
+def worker_lost(code: str, text: str, stage: int | None) -> Reason:
+    known = code if code in DEVICE_CODES else "worker_died"
+    is_final = known in ("out_of_memory", "model_does_not_fit")
+    return Reason(code=known, text=text, stage=stage, state="failed" if is_final else "")
+
+
 class SecondsByReason:
     """Books the time since the start, each second on exactly one code."""
 

@@ -25,7 +25,7 @@ from swarmd.protocols.messages import pipeline as pipeline_messages
 from swarmd.protocols.peer_setup import PeerSetup
 from swarmd.protocols.pipeline import Pipeline
 from swarmd.protocols.pipeline_shape import PipelineShape
-from swarmd.protocols.reasons import Reason
+from swarmd.protocols.reasons import Reason, worker_lost
 from swarmd.protocols.roster import RosterView
 from swarmd.protocols.round_work import RoundWork
 from swarmd.protocols.routing import Candidate, Router
@@ -33,8 +33,6 @@ from swarmd.protocols.set_aside import SetAside
 from swarmd.protocols.stage_states import StageStates, release
 
 INNER = ("pipeline/", "state/", "rounds/", "mixing/")
-DEVICE_CODES = ("device_lost", "out_of_memory", "data_missing", "model_does_not_fit")
-"""Losses of the worker that have a reason of their own; any other is `worker_died`."""
 
 
 class StageWork:
@@ -171,9 +169,7 @@ class StageWork:
         if self.seat.phase == "fetching":
             return effects  # the state was of no use; the worker itself is well
         self.worker_losses += 1
-        known = code if code in DEVICE_CODES else "worker_died"
-        state_of_it = "failed" if known in ("out_of_memory", "model_does_not_fit") else ""
-        self.resources = Reason(code=known, text=text, stage=self.stage, state=state_of_it)
+        self.resources = worker_lost(code, text, self.stage)
         return [*effects, fx.Emit("worker_died", {"code": code, "text": text})]
 
     def _next_number(self) -> int:

@@ -13,7 +13,6 @@ Ends with Emit("state/fetched", {path, round, step, peers}), or goes on for ever
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 
 from swarmd.protocols import effects as fx
 from swarmd.protocols.ids import PeerId
@@ -29,7 +28,7 @@ from swarmd.protocols.messages.state import (
 from swarmd.protocols.reasons import Reason
 from swarmd.protocols.saved_states import name_of_fetched
 from swarmd.protocols.state_offers import Plan, is_same, vote, why_not
-from swarmd.protocols.state_pieces import Pieces
+from swarmd.protocols.state_pieces import Donor, Pieces
 
 DONORS_MAX = 4
 STALL_S = 5.0
@@ -44,23 +43,6 @@ AVOID_S = 30.0
 DISK_RETRY_S = 2.0
 OFFENCES = ("outvoted", "hash_mismatch", "malformed", "wrong_shape", "refused_by_worker")
 """Outcomes that count against the donor."""
-
-
-@dataclass(slots=True)
-class Donor:
-    """What became of a peer that was asked."""
-
-    outcome: str = "asked"
-    manifest: Manifest | None = None
-    bytes_received: int = 0
-    heard_s: float = 0.0
-    avoid_until_s: float = 0.0
-    resume_s: float = 0.0
-    """It gives nothing more before: its rate."""
-
-    @property
-    def is_engaged(self) -> bool:
-        return self.outcome in ("asked", "offers", "gives")
 
 
 class StateFetch:

@@ -16,6 +16,23 @@ from swarmd.protocols.state_offers import Plan, best_hash
 
 
 @dataclass(slots=True)
+class Donor:
+    """What became of a peer that was asked."""
+
+    outcome: str = "asked"
+    manifest: Manifest | None = None
+    bytes_received: int = 0
+    heard_s: float = 0.0
+    avoid_until_s: float = 0.0
+    resume_s: float = 0.0
+    """It gives nothing more before: its rate."""
+
+    @property
+    def is_engaged(self) -> bool:
+        return self.outcome in ("asked", "offers", "gives")
+
+
+@dataclass(slots=True)
 class Pieces:
     """Of one plan. `own`: whose order it is."""
 
