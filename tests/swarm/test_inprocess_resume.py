@@ -59,7 +59,11 @@ def alone(folder: Path, **changes: Any) -> RunConfig:
 
 
 @pytest.mark.parametrize(
-    "outer", [OuterConfig(), OuterConfig(alpha=0.7, mu=0.9)], ids=["plain", "momentum"]
+    "outer",
+    [
+        pytest.param(OuterConfig(), marks=pytest.mark.slow, id="plain"),
+        pytest.param(OuterConfig(alpha=0.7, mu=0.9), id="momentum"),
+    ],
 )
 async def test_a_single_peer_that_is_killed_and_resumed_has_the_very_losses_of_one_that_was_not(
     text_folder: Path,
