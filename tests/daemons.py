@@ -76,6 +76,19 @@ class Daemon:
         return code, (self.home / "output.log").read_text(encoding="utf-8")
 
 
+def answer_of(*words: str, limit_s: float = LIMIT_S) -> dict[str, Any]:
+    """The last JSON object of `swarmd WORDS --json` in a process of its own, which must succeed."""
+    done = subprocess.run(
+        [sys.executable, "-m", "swarmd", *words, "--json"],
+        capture_output=True,
+        text=True,
+        timeout=limit_s,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
 class Daemons:
     def __init__(self, folder: Path, run: str) -> None:
         self.folder = folder
@@ -182,6 +195,12 @@ class Daemons:
             found == maps[0] and sorted(peer for stage in found for peer in stage) == ids
             for found in maps
         )
+
+    def tell(self, name: str, *words: str) -> None:
+        """A command, as an operator gives it."""
+        home = str(self.peers[name].home)
+        command = [sys.executable, "-m", "swarmd", "--home", home, *words]
+        subprocess.run(command, check=True, timeout=60)
 
     def wait(self, what: str, condition: Callable[[], Any], limit_s: float = LIMIT_S) -> Any:
         """Until it holds; returns what it returned. KeyError and TypeError: not yet."""

@@ -87,18 +87,19 @@ def memory_free_bytes() -> int:
     """What could be used now: what is available, within a container's limit."""
     import psutil  # type: ignore[import-untyped]
 
-    available: int = psutil.virtual_memory().available
-    limit = memory_limit_bytes()
-    return available if limit is None else min(available, limit)
+    return _within_limit(psutil.virtual_memory().available)
 
 
 def memory_total_bytes() -> int:
     """The machine's, within a container's limit."""
     import psutil
 
-    total: int = psutil.virtual_memory().total
+    return _within_limit(psutil.virtual_memory().total)
+
+
+def _within_limit(of_machine_bytes: int) -> int:
     limit = memory_limit_bytes()
-    return total if limit is None else min(total, limit)
+    return of_machine_bytes if limit is None else min(of_machine_bytes, limit)
 
 
 def _memory() -> Finding:

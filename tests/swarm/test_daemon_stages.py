@@ -6,8 +6,6 @@ tried is who takes which, who moves, and what everybody is told.
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -25,12 +23,6 @@ def places(swarm: Daemons, name: str) -> dict[str, dict[str, Any]]:
     """The lines of `swarmd plan`, by peer name."""
     found = swarm.peers[name].ask("plan") or {}
     return {line["name"]: line for line in found.get("peers", [])}
-
-
-def tell(swarm: Daemons, name: str, *words: str) -> None:
-    """A command, as an operator gives it."""
-    home = str(swarm.peers[name].home)
-    subprocess.run([sys.executable, "-m", "swarmd", "--home", home, *words], check=True, timeout=60)
 
 
 def why_unexplained(status: dict[str, Any]) -> str | None:
@@ -74,8 +66,8 @@ def test_stages_are_manned_and_manned_again_and_who_is_told_to_stay_stays(tmp_pa
         stays, moves = [n for n in names if before[n]["stage"] == doubled]
         alone = next(n for n in names if n not in (stays, moves))
         others = [n for n in names if n != alone]
-        tell(swarm, stays, "pin", str(doubled))
-        tell(swarm, moves, "cordon")
+        swarm.tell(stays, "pin", str(doubled))
+        swarm.tell(moves, "cordon")
         observer = next(n for n in others if n not in (stays, moves))
         swarm.wait("the marks are known", lambda: marked(swarm, observer, stays, moves))
         swarm.kill(alone)
@@ -98,7 +90,7 @@ def test_stages_are_manned_and_manned_again_and_who_is_told_to_stay_stays(tmp_pa
             assert places(swarm, name)[stays]["stage"] == doubled
             assert places(swarm, name)[moves]["stage"] == doubled
 
-        tell(swarm, moves, "uncordon")
+        swarm.tell(moves, "uncordon")
         swarm.wait("all stages are manned again", lambda: swarm.agree(others))
         after = places(swarm, observer)
         assert after[moves]["stage"] == before[alone]["stage"]

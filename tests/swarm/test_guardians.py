@@ -5,13 +5,11 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-from daemons import LIMIT_S, Daemons, daemons
+from daemons import Daemons, answer_of, daemons
 
 from swarmd.home import home_at
 
@@ -71,18 +69,6 @@ def test_a_stage_that_was_lost_with_its_disks_is_restored_without_an_operator(
         )
 
 
-def run_cli(home: Path, *words: str) -> dict[str, Any]:
-    done = subprocess.run(
-        [sys.executable, "-m", "swarmd", "--home", str(home), *words, "--json"],
-        capture_output=True,
-        text=True,
-        timeout=LIMIT_S,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return found
-
-
 def test_any_peer_exports_a_run_that_is_on_and_the_last_of_a_stage_hands_it_over(
     tmp_path: Path,
 ) -> None:
@@ -99,16 +85,17 @@ def test_any_peer_exports_a_run_that_is_on_and_the_last_of_a_stage_hands_it_over
         stages = {int(swarm.status(name)["stage"]["index"]): name for name in both}
         head, last = stages[0], stages[1]
         folder = tmp_path / "model"
-        made = run_cli(swarm.peers[head].home, "export", "--to", "hf-safetensors", str(folder))
+        at_head = ("--home", str(swarm.peers[head].home))
+        made = answer_of(*at_head, "export", "--to", "hf-safetensors", str(folder))
         assert made["complete"]
         assert made["round"] >= 2
         assert (folder / "config.json").exists()
-        told = run_cli(swarm.peers[head].home, "eval", "--from", str(folder), "--threads", "1")
+        told = answer_of(*at_head, "eval", "--from", str(folder), "--threads", "1")
         assert 1.0 < told["loss"] < 7.0
         began = round_of(head)
         swarm.wait("training went on meanwhile", lambda: round_of(head) > began)
 
-        left = run_cli(swarm.peers[last].home, "leave")
+        left = answer_of("--home", str(swarm.peers[last].home), "leave")
         assert left["outcome"] == "drained"
         assert left["state_handed_to"] == [swarm.id(head)]
         code, _ = swarm.peers[last].ended()

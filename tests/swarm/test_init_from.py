@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from daemons import LIMIT_S, daemons
+from daemons import answer_of, daemons
 from twin_llama import make_stages, scattered_weights
 
 from swarmd.compute.hf_folder import write_folder
@@ -21,18 +18,6 @@ from swarmd.run_file import read_run_file
 pytestmark = [pytest.mark.process, pytest.mark.swarm, pytest.mark.slow]
 
 DENSE = '\n[boundary]\nkind = "dense"\nrank = 0\n'
-
-
-def run_cli(home: Path, *words: str) -> dict[str, Any]:
-    done = subprocess.run(
-        [sys.executable, "-m", "swarmd", "--home", str(home), *words, "--json"],
-        capture_output=True,
-        text=True,
-        timeout=LIMIT_S,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return found
 
 
 def llama_for(run_file: Path, folder: Path, cache: Path) -> None:
@@ -56,11 +41,11 @@ def test_a_run_starts_from_a_llama_and_every_stage_gets_its_part(tmp_path: Path)
         cache = tmp_path / "cache"
         cache.mkdir()
         llama_for(swarm.run_file, tmp_path / "llama", cache)
-        home = tmp_path / "p0"
-        made = run_cli(
-            home, "run", "create", str(swarm.run_file), "--init-from", str(tmp_path / "llama")
+        at_home = ("--home", str(tmp_path / "p0"))
+        made = answer_of(
+            *at_home, "run", "create", str(swarm.run_file), "--init-from", str(tmp_path / "llama")
         )
-        told = run_cli(home, "eval", "--from", made["name"], "--threads", "1")
+        told = answer_of(*at_home, "eval", "--from", made["name"], "--threads", "1")
         swarm.start("p0", "--first", run=made["name"])
         swarm.start("p1", via="p0")
 

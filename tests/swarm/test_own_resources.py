@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import psutil  # type: ignore[import-untyped]
@@ -16,11 +14,6 @@ pytestmark = [pytest.mark.process, pytest.mark.swarm, pytest.mark.slow]
 
 WORKER_BYTES_MIN = 100 << 20
 """torch alone takes more."""
-
-
-def told(swarm: Daemons, *words: str) -> None:
-    home = str(swarm.peers["p0"].home)
-    subprocess.run([sys.executable, "-m", "swarmd", "--home", home, *words], check=True, timeout=60)
 
 
 def of_the_state(swarm: Daemons) -> tuple[str, str]:
@@ -39,17 +32,17 @@ def test_paused_daemon_has_no_worker_and_its_memory_and_goes_on_when_resumed(
         daemon = psutil.Process(process.pid)
         before_bytes = swarm.status("p0")["resources"]["rss_bytes"]
         step = swarm.status("p0")["progress"]["inner_step"]
-        told(swarm, "pause")
+        swarm.tell("p0", "pause")
         swarm.wait("the worker is gone", lambda: not daemon.children())
         assert of_the_state(swarm) == ("paused", "paused")
         assert "the device is free" in swarm.status("p0")["reason"]["text"]
         after_bytes = swarm.status("p0")["resources"]["rss_bytes"]
         print(f"rss {before_bytes / 2**20:.0f} MiB, paused {after_bytes / 2**20:.0f} MiB")
         assert before_bytes - after_bytes > WORKER_BYTES_MIN
-        told(swarm, "resume")
+        swarm.tell("p0", "resume")
         swarm.wait("it goes on", lambda: swarm.status("p0")["progress"]["inner_step"] > step + 1)
         assert swarm.status("p0")["faults"]["count"] == 0
-        told(swarm, "pause", "--for", "2s")
+        swarm.tell("p0", "pause", "--for", "2s")
         swarm.wait("it is paused", lambda: of_the_state(swarm) == ("paused", "paused"))
         swarm.wait("it goes on by itself", lambda: of_the_state(swarm)[0] == "training")
 

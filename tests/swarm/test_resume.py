@@ -10,11 +10,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
+from daemons import answer_of
 
 from swarmd.checkpoints import CheckpointFolder
 from swarmd.errors import SwarmdError
@@ -26,6 +28,7 @@ pytestmark = [pytest.mark.process, pytest.mark.swarm, pytest.mark.slow]
 
 LIMIT_S = 150.0
 """Nothing here takes long; a hang must end some time."""
+swarmd = partial(answer_of, limit_s=LIMIT_S)
 RUN = """
 [run]
 name = "resumed"
@@ -115,18 +118,6 @@ def wait_for(condition: Callable[[], Any], what: str) -> Any:
             return found
         time.sleep(0.2)
     pytest.fail(f"never: {what}")
-
-
-def swarmd(*words: str) -> dict[str, Any]:
-    done = subprocess.run(
-        [sys.executable, "-m", "swarmd", *words, "--json"],
-        capture_output=True,
-        text=True,
-        timeout=LIMIT_S,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return found
 
 
 @pytest.fixture
