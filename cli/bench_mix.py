@@ -44,7 +44,6 @@ OUTERS = {
 ROUNDS_BEFORE = {"swarmd": 7, "swarmd_one_mix": 7, "hivemind": 4}
 """Healthy ones: deadlines adapt after five. The first is not counted."""
 ROUNDS_AFTER = {"swarmd": 5, "swarmd_one_mix": 5, "hivemind": 2}
-SILENCE_S_MAX = 240.0
 _LINE = "{:<16} {:>9} {:<8} {:>9} {:>9} {:>7} {:>10} {:>9} {:>7}"
 HEADINGS = (
     "SYSTEM", "FLOATS", "CASE", "S/ROUND", "AFTER", "FAILED", "PROCESSES", "RSS", "AGREE",
@@ -58,6 +57,8 @@ class MixBench:
     cases: tuple[Case, ...]
     systems: tuple[str, ...]
     hivemind_python: str | None
+    patience_s: float
+    """How long nobody may say anything before a measurement is given up."""
 
 
 def measure_mix(printer: Printer, bench: MixBench) -> int:
@@ -88,7 +89,7 @@ def _measure(bench: MixBench, system: str, floats: int, case: Case) -> MixRow:
             run = run_of(floats, bench.peers, rounds, OUTERS[system], folder)
             floats_held = _parameters(run)
             commands = _swarmd_commands(bench, run, folder)
-        with MixGroup(commands, folder, SILENCE_S_MAX) as group:
+        with MixGroup(commands, folder, bench.patience_s) as group:
             if system == "hivemind":
                 _meet_one_by_one(group)
             else:

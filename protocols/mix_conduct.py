@@ -1,4 +1,7 @@
-"""Whose mixes came too late, whose were refused: each offence told and counted once."""
+"""Whose mixes came too late, whose were refused: each offence told and counted once.
+
+Who broke a rule is left out for some rounds by those who saw it themselves, for longer each time.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ from swarmd.protocols import effects as fx
 from swarmd.protocols.ids import PeerId
 from swarmd.protocols.mix_group import LATE
 from swarmd.protocols.reducer import CLIPPED
+from swarmd.protocols.round_surroundings import Surroundings
 
 REMEMBERED_MAX = 1_024
 """Offences; then the oldest rounds' are forgotten, and could be told a second time."""
@@ -16,8 +20,8 @@ REMEMBERED_MAX = 1_024
 class MixConduct:
     """Events go to the list shared with its owner."""
 
-    def __init__(self, own: PeerId, effects: list[fx.Effect]) -> None:
-        self._own = own
+    def __init__(self, around: Surroundings, effects: list[fx.Effect]) -> None:
+        self._around = around
         self._effects = effects
         self._told: dict[tuple[int, PeerId, str], None] = {}
         self.late_total = 0
@@ -38,18 +42,26 @@ class MixConduct:
             self.late_in_round += 1
             self._tell("update_late", peer, round_number, LATE)
 
-    def refused(self, peer: PeerId, round_number: int, code: str) -> int:
-        """What `peer` brought to a mix was left out, or clipped: used as far as it cannot steer.
-        Returns its offences so far if this is one more, else 0."""
-        if peer == self._own or not self._is_new(round_number, peer, code):
-            return 0
+    def answered(self, peer: PeerId, round_number: int, code: str, *, now_in: int) -> None:
+        """A message of that round was answered with this code; "": it was in order."""
+        if code == LATE:
+            self.late(peer, round_number)
+        elif code:
+            self._effects.append(fx.Emit("mixing/rejected", {"peer": peer, "code": code}))
+            self.refused(peer, now_in, code)
+
+    def refused(self, peer: PeerId, round_number: int, code: str) -> None:
+        """It broke a rule, in a message or with what it brought, which was left out; or it was
+        clipped: used as far as it cannot steer, which is no offence."""
+        if peer == self._around.own or not self._is_new(round_number, peer, code):
+            return
         self._tell("update_rejected", peer, round_number, code)
         if code == CLIPPED:
-            return 0
+            return
         self.rejected_total += 1
         self.rejected_in_round += 1
         self.offences[peer] += 1
-        return self.offences[peer]
+        self._around.catch(peer, round_number, code, self.offences[peer])
 
     def _is_new(self, round_number: int, peer: PeerId, code: str) -> bool:
         key = (round_number, peer, code)

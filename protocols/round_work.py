@@ -102,18 +102,17 @@ class RoundWork:
 
     def reason(self, now_s: float) -> Reason | None:
         """Why the pipeline is held, once that takes longer than a hiccup."""
-        mixing = self.keeper.mixing
-        if self.ending is None or mixing is None:
+        view = self.keeper.view
+        if self.ending is None or view.mixing is None:
             return None
-        here, planned = mixing
-        eta_at_s = self.keeper.deadline_s
+        here, planned = view.mixing
         return Reason(
             code="mixing",
             text=f"exchange of round {self.ending} with {here} of {planned} replicas",
             stage=self.stage,
             round=self.ending,
-            eta_at_s=eta_at_s,
-            eta_basis="unknown" if eta_at_s is None else "deadline",
+            eta_at_s=view.deadline_s,
+            eta_basis="unknown" if view.deadline_s is None else "deadline",
         )
 
     def warming_up(self, ended: int, now_s: float) -> Reason | None:

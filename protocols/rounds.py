@@ -5,7 +5,7 @@ For the composite
   start(round, now_s, joins)          the worker holds the state that this round begins with
   inner_ended(round, samples, now_s)  after pipeline.finish_round: the pipeline is held
   handle(event, now_s)                all that the driver tells; what is not ours gives []
-  set_witnessed, progressed, stop, statistics, phase, round, deadline_s
+  set_witnessed, progressed, stop, statistics, round, view
 
 Emitted
   rounds/ended     round            the outer step is in the weights: pipeline.hold(False)
@@ -36,7 +36,7 @@ from swarmd.protocols.messages import Message
 from swarmd.protocols.messages import mixing as wire
 from swarmd.protocols.mix_conduct import MixConduct
 from swarmd.protocols.mix_deadline import MixDeadline, grace_s
-from swarmd.protocols.mix_group import LATE, WITHDRAWN
+from swarmd.protocols.mix_group import WITHDRAWN
 from swarmd.protocols.mix_jobs import JobDesk
 from swarmd.protocols.mix_strays import WRONG_GROUP, why_not_here
 from swarmd.protocols.mixing import taking_part
@@ -44,7 +44,9 @@ from swarmd.protocols.outer_round import OuterRound, Phase
 from swarmd.protocols.outer_rules import OuterRules
 from swarmd.protocols.round_report import MixReport, RoundStatistics, RoundTotals
 from swarmd.protocols.round_surroundings import RoundLimits, Surroundings
+from swarmd.protocols.round_view import RoundView, view_of
 from swarmd.protocols.run_shape import RunShape
+from swarmd.protocols.witnesses import Witnesses
 
 TICK = "rounds/tick"
 TICK_S_MIN = 0.001
@@ -53,7 +55,6 @@ WEIGHTLESS_ROUNDS_MAX = 3
 somebody has to."""
 LINGERING_MAX = 4
 """Ended exchanges with means that somebody has not taken."""
-WITNESSED_ROUNDS = 4
 
 
 class RoundKeeper:
@@ -87,13 +88,13 @@ class RoundKeeper:
             replicas=lambda number: taking_part(self._present, number),
         )
         self.totals = RoundTotals()
-        self.conduct = MixConduct(own, self._effects)
+        self.conduct = MixConduct(self._around, self._effects)
         self._current: OuterRound | None = None
         self._lingering: list[Exchange] = []
         self._weightless_rounds = 0
         """How many more rounds this replica is a newcomer, at most."""
         self._rounds_s: deque[float] = deque(maxlen=32)
-        self._witnessed: dict[int, dict[PeerId, int]] = {}
+        self._witnesses = Witnesses(shape)
         self._is_held = False
         self._first_round = 0
         self._ended_round = -1
@@ -113,34 +114,8 @@ class RoundKeeper:
         return self._weightless_rounds > 0
 
     @property
-    def phase(self) -> str:
-        """As status shows it."""
-        if self._current is None or self._current.phase in (Phase.SNAPSHOT, Phase.INNER):
-            return "inner"
-        is_stepping = self._current.phase in (Phase.APPLY, Phase.COMMIT, Phase.DONE)
-        return "commit" if is_stepping else "mix2"
-
-    @property
-    def deadline_s(self) -> float | None:
-        """When what holds the pipeline must have ended, on the machine's own clock."""
-        current = self._current
-        if current is None or current.inner_ended_s is None:
-            return None
-        if current.phase is Phase.MIX2 and current.mix2 is not None:
-            times = current.mix2.clock.times
-            return times.grace_until_s + times.last_words_s
-        return current.inner_ended_s + self._around.grace_s + self._around.mix2_deadline.seconds
-
-    @property
-    def mixing(self) -> tuple[int, int] | None:
-        """(others that are there, others that there should be), while a mix holds the pipeline."""
-        current = self._current
-        if current is None or current.inner_ended_s is None:
-            return None
-        on = [one for one in current.exchanges if not one.is_closed]
-        if not on:
-            return None
-        return len(on[-1].group.present()), len(on[-1].group) - 1
+    def view(self) -> RoundView:
+        return view_of(self._current, self._around)
 
     def set_replicas(self, present: Mapping[PeerId, int], now_s: float) -> list[fx.Effect]:
         """Active replicas of our stage, ourselves included, each with the first round that it takes
@@ -156,9 +131,7 @@ class RoundKeeper:
     def set_witnessed(self, round_number: int, samples: Mapping[PeerId, int]) -> None:
         """How many samples of a round neighbours saw each replica work on. A replica that nobody
         tells of is believed up to what the round has."""
-        self._witnessed[round_number] = dict(samples)
-        for old in sorted(self._witnessed)[:-WITNESSED_ROUNDS]:
-            del self._witnessed[old]
+        self._witnesses.heard(round_number, samples)
 
     def progressed(self, peer: PeerId) -> None:
         """A sign of life from elsewhere: it is waited for again."""
@@ -188,7 +161,7 @@ class RoundKeeper:
             skips_to = round_number if round_number > current.number else None
             if skips_to is not None:
                 self._weightless_rounds = WEIGHTLESS_ROUNDS_MAX
-            caps = self._weight_caps(current.number)
+            caps = self._witnesses.weight_caps(current.number, self._present)
             current.inner_ended(samples, caps, now_s, skips_to=skips_to)
         return self._settle(now_s)
 
@@ -304,19 +277,12 @@ class RoundKeeper:
         self._effects.append(fx.Send(peer, message, priority=fx.Priority.MIX))
 
     def _judge(self, peer: PeerId, round_number: int, code: str) -> None:
-        """What a message was answered with."""
-        if code == LATE:
-            self.conduct.late(peer, round_number)
-        elif code:
-            self._effects.append(fx.Emit("mixing/rejected", {"peer": peer, "code": code}))
-            self._refuse(peer, code)
+        """What a message of that round was answered with."""
+        self.conduct.answered(peer, round_number, code, now_in=self._round_now)
 
-    def _refuse(self, peer: PeerId, code: str) -> None:
-        """It broke a rule, in a message or with what it brought; we saw it ourselves."""
-        number = self._ended_round if self._current is None else self._current.number
-        offences = self.conduct.refused(peer, number, code)
-        if offences:
-            self._around.catch(peer, number, code, offences)
+    @property
+    def _round_now(self) -> int:
+        return self._ended_round if self._current is None else self._current.number
 
     # ------------------------------------------------------------------------------------- rounds
 
@@ -336,13 +302,6 @@ class RoundKeeper:
             now_s=now_s,
         )
         self._current.begin(now_s)
-
-    def _weight_caps(self, round_number: int) -> dict[PeerId, int]:
-        """No claim beyond what the round has, nor beyond what neighbours saw."""
-        shape = self._shape
-        whole = shape.micro_batches_of_round(round_number) * shape.micro_batch_samples
-        seen = self._witnessed.get(round_number, {})
-        return {peer: min(whole, seen.get(peer, whole)) for peer in self._present}
 
     def _advance(self, now_s: float) -> None:
         while self._current is not None:
@@ -386,7 +345,7 @@ class RoundKeeper:
             for member in exchange.group.others():
                 self._around.saw_member(member)
             for peer, code, _ in mix.rejected:
-                self._refuse(peer, code)
+                self.conduct.refused(peer, self._round_now, code)
             if mix.was_late:
                 self.conduct.late(self._own, current.number)
         self._around.saw_gradient(current.gradient_norm)
@@ -428,7 +387,7 @@ class RoundKeeper:
         return RoundStatistics.of(
             self.totals,
             round=-1 if self._current is None else self._current.number,
-            phase=self.phase,
+            phase=self.view.phase,
             is_newcomer=self.is_newcomer,
             late_updates=self.conduct.late_total,
             rejected_updates=self.conduct.rejected_total,

@@ -133,12 +133,22 @@ LIES_OF_THE_WORKER = (
     "sign_flip",
     "huge_update",
     "stale_update",
+    "copy_update",
     "wrong_shape",
     "wrong_dtype",
 )
 """About what is mixed."""
 OF_THE_WORKER = frozenset(
-    {"oom", "device_lost", "worker_exit", "wedge", "slow", "busy_start", *LIES_OF_THE_WORKER}
+    {
+        "oom",
+        "device_lost",
+        "worker_exit",
+        "wedge",
+        "slow",
+        "busy_start",
+        "repeat_batch",
+        *LIES_OF_THE_WORKER,
+    }
 )
 """What the compute worker carries out."""
 

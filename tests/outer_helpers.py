@@ -12,6 +12,7 @@ from mixing_world import Replica, World
 from torch import Tensor
 
 from swarmd.compute.stage_worker import StageWorker
+from swarmd.compute_api import WorkerConfig
 from swarmd.errors import JobFailed
 from swarmd.protocols.ids import MicroBatchId
 from swarmd.protocols.jobs import Forward, StageCall, Step
@@ -94,3 +95,8 @@ def loss_of_mean(world: World, but: frozenset[int] = frozenset()) -> float:
         mean = torch.stack([worker.params[name].detach() for worker in workers]).mean(dim=0)
         averaged.params[name] = mean.requires_grad_()
     return held_out_loss(averaged)
+
+
+def load_worker(config: WorkerConfig) -> StageWorker:
+    """A WorkerFactory with made-up data."""
+    return StageWorker(config, corpus=RandomCorpus(config.run))

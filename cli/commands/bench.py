@@ -176,6 +176,10 @@ def _words(allowed: tuple[str, ...]) -> Grammar:
     type=Parsed("NAME,NAME", _words(("swarmd", "swarmd_one_mix", "hivemind"))),
 )
 @option("--hivemind-python", metavar="FILE", help="An interpreter that has hivemind 1.1.12.")
+@option(
+    "--patience", "patience_s", type=DURATION, default=600.0, show_default="10m",
+    help="Longest wait for the next round of any peer.",
+)  # fmt: skip
 def mix(
     session: Session,
     floats: tuple[int, ...],
@@ -183,6 +187,7 @@ def mix(
     cases: tuple[str, ...],
     systems: tuple[str, ...],
     hivemind_python: str | None,
+    patience_s: float,
 ) -> int:
     """Seconds of an outer round between processes on this machine.
 
@@ -196,4 +201,5 @@ def mix(
     if "hivemind" in chosen and hivemind_python is None:
         raise UserError("hivemind needs --hivemind-python", code="usage", exit_code=2)
     wanted = tuple(case for case in CASES if case in cases or "all" in cases)
-    return measure_mix(session.printer, MixBench(floats, peers, wanted, chosen, hivemind_python))
+    bench = MixBench(floats, peers, wanted, chosen, hivemind_python, patience_s)
+    return measure_mix(session.printer, bench)

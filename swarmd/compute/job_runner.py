@@ -19,6 +19,7 @@ from swarmd.compute.failure_codes import failure_of
 from swarmd.compute.worker_faults import WorkerFaults
 from swarmd.compute_api import WorkerConfig
 from swarmd.errors import ComputeLost, JobFailed
+from swarmd.protocols.ids import MicroBatchId
 from swarmd.protocols.jobs import Job, JobResult, StageCall
 from swarmd.units import BadValue
 
@@ -40,6 +41,8 @@ class Worker(Protocol):
 
     before_job: Callable[[Job], None]
     """Called inside `run`, where an error is handled as one of the job's own."""
+    reads: Callable[[MicroBatchId], MicroBatchId]
+    """Whose samples are computed for a micro-batch."""
 
     def run(
         self, job: Job, inputs: Sequence[memoryview] = (), output: memoryview | None = None
@@ -70,6 +73,7 @@ class JobRunner:
         self._worker = factory(config)
         self.info: dict[str, Any] = self._worker.run(StageCall("info")).result.data
         self._worker.before_job = self._faults.strike
+        self._worker.reads = self._faults.reads
 
     def run(
         self, job: Job, inputs: Sequence[memoryview], output: memoryview | None
@@ -79,6 +83,7 @@ class JobRunner:
         Raises JobFailed (the worker goes on) or ComputeLost (it must be replaced)."""
         if isinstance(job, StageCall) and job.name == "inject":
             return self._inject(job), 0
+        self._faults.overhear(job, inputs)
         try:
             answer = self._worker.run(job, inputs, output)
         except Exception as error:

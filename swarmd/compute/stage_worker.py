@@ -105,6 +105,8 @@ class StageWorker:
         """Sequences computed at a time."""
         self.before_job: Callable[[Job], None] = lambda job: None
         """Called inside `run`, so that what it raises is one of the job's own errors."""
+        self.reads: Callable[[MicroBatchId], MicroBatchId] = lambda micro_batch: micro_batch
+        """Whose samples are computed for a micro-batch: its own, but for a fault on purpose."""
         if config.state_file is not None:
             load_checkpoint(self, config.state_file)
 
@@ -311,7 +313,7 @@ class StageWorker:
             return self.codec.unpack_forward(_only(inputs), device=self.device)
         if self.corpus is None:
             raise JobFailed("data_missing", "this worker was started without a corpus")
-        ids = self.corpus.samples(micro_batch)
+        ids = self.corpus.samples(self.reads(micro_batch))
         assert ids.shape[1:] == (self.run_config.sequence_tokens + 1,), ids.shape
         return torch.from_numpy(ids.astype(np.int64)).to(self.device), None
 

@@ -1,6 +1,6 @@
 """The faults on purpose that a worker suffers or commits, so that they can be seen survived.
 
-    oom  device_lost  worker_exit  wedge=compute  slow=FACTOR  busy_start=DURATION
+    oom  device_lost  worker_exit  wedge=compute  slow=FACTOR  busy_start=DURATION  repeat_batch
 
 and the lies of worker_lies.py (grammar and all other kinds: swarmd/injection.py). oom, device_lost,
 worker_exit and wedge happen once, at the first job for which their time has come; given a share,
@@ -15,12 +15,13 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from swarmd.compute.failure_codes import DeviceLost
 from swarmd.injection import LIES_OF_THE_WORKER, OF_THE_WORKER, Injection, parse_injection
+from swarmd.protocols.ids import MicroBatchId
 from swarmd.protocols.jobs import Backward, Forward, Job, StageCall, Step
 from swarmd.run_config import RunConfig
 
@@ -53,8 +54,8 @@ class _Fault:
 
 
 class WorkerFaults:
-    """What this worker will suffer and do. `strike` goes before each job, `spoil` and `stretch`
-    after it.
+    """What this worker will suffer and do. `strike` and `overhear` go before each job, `spoil` and
+    `stretch` after it.
 
     Raises BadValue for a spec that makes no sense.
     """
@@ -73,7 +74,8 @@ class WorkerFaults:
         self._random = random.Random(f"faults/{run.seed}/{stage}")
         self._round = -1
         self._step = -1
-        self._lies: WorkerLies | None = None
+        self._lies_told: WorkerLies | None = None
+        self._repeated: MicroBatchId | None = None
         self.replace(specs)
         for fault in self._faults:
             fault.spent = life > 0 and fault.spec.kind in FATAL and fault.share is None
@@ -103,30 +105,51 @@ class WorkerFaults:
                 fault.spent = fault.share is None
                 raise _ERRORS[fault.spec.kind]("injected")
 
+    def reads(self, micro_batch: MicroBatchId) -> MicroBatchId:
+        """Whose samples are computed for it: with `repeat_batch`, of the first for ever."""
+        repeats = any(self._has_come(spec) for spec in self._specs({"repeat_batch"}))
+        if not repeats or micro_batch.held_out:
+            return micro_batch
+        self._repeated = self._repeated or micro_batch
+        return self._repeated
+
+    def overhear(self, job: Job, inputs: Sequence[memoryview]) -> None:
+        """Keep what others sent, if a lie will want it."""
+        is_reduced = isinstance(job, StageCall) and job.name == "mix_reduce"
+        if is_reduced and self._specs({"copy_update"}):
+            assert isinstance(job, StageCall), "a mean is reduced by a stage call"
+            self._lies.overhear(job, inputs)
+
     def spoil(self, job: Job, output: memoryview | None, output_bytes: int) -> int:
         """Tell the lies that are due about what was packed for a mix. Returns the bytes to send."""
-        told = [fault.spec for fault in self._faults if fault.spec.kind in LIES_OF_THE_WORKER]
-        lies = [spec for spec in told if self._has_come(spec)]
+        lies = [spec for spec in self._specs(LIES_OF_THE_WORKER) if self._has_come(spec)]
         is_part = isinstance(job, StageCall) and job.name == "mix_part"
         if not (lies and is_part and output is not None and output_bytes):
             return output_bytes
         assert isinstance(job, StageCall), "a part is packed by a stage call"
-        if self._lies is None:
-            # Here, since it needs torch, and a worker offers itself before it loads that.
-            from swarmd.compute.worker_lies import WorkerLies
-
-            self._lies = WorkerLies()
         return self._lies.spoil(lies, self._round, job, output[:output_bytes])
 
     def stretch(self, busy_s: float) -> float:
         """`slow`: make a job that took `busy_s` take longer. Returns by how much, s."""
         added_s = 0.0
-        for fault in self._faults:
-            if fault.spec.kind == "slow" and self._has_come(fault.spec):
-                added_s += max(0.0, busy_s * (fault.spec.param - 1))
+        for spec in self._specs({"slow"}):
+            if self._has_come(spec):
+                added_s += max(0.0, busy_s * (spec.param - 1))
         if added_s:
             time.sleep(added_s)
         return added_s
+
+    @property
+    def _lies(self) -> WorkerLies:
+        if self._lies_told is None:
+            # Here, since it needs torch, and a worker offers itself before it loads that.
+            from swarmd.compute.worker_lies import WorkerLies
+
+            self._lies_told = WorkerLies()
+        return self._lies_told
+
+    def _specs(self, kinds: Collection[str]) -> list[Injection]:
+        return [fault.spec for fault in self._faults if fault.spec.kind in kinds]
 
     def _note(self, job: Job) -> None:
         match job:

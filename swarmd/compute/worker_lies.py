@@ -1,12 +1,16 @@
 """Lies on purpose about what a replica brings to a mix, so that they can be seen refused.
 
     nan_update  inf_update  zero_update  sign_flip  huge_update=FACTOR  stale_update=ROUNDS
-    wrong_shape  wrong_dtype
+    copy_update  wrong_shape  wrong_dtype
 
 (grammar and all other kinds: swarmd/injection.py.) A part is spoilt after it was packed, where a
-liar would: nothing else of the worker knows of it. The first five, and stale_update, are about
-outer gradients (Mix2); the last two about anything that is mixed. Kinds that are about messages
-are carried out by the daemon (swarmd/node/mix_lies.py).
+liar would: nothing else of the worker knows of it. Those of updates are about outer gradients
+(Mix2); the last two about anything that is mixed. Kinds that are about messages are carried out by
+the daemon (swarmd/node/mix_lies.py).
+
+copy_update: a liar learns of others only what they send it to be reduced, which are not the ranges
+that it sends itself. So what it passes off as its own is a neighbour's, of other coordinates:
+numbers of the right size that say nothing.
 """
 
 from __future__ import annotations
@@ -36,6 +40,14 @@ class WorkerLies:
     def __init__(self) -> None:
         self._past: dict[tuple[int, int], bytes] = {}
         """Round and first coordinate to the part that was sent."""
+        self._overheard: dict[int, bytes] = {}
+        """By size: the last outer gradient that a neighbour sent."""
+
+    def overhear(self, job: StageCall, inputs: Sequence[memoryview]) -> None:
+        """What others brought to a mean that this replica reduces."""
+        if job.args["mix"] == MIX2:
+            others = [view for place, view in enumerate(inputs) if place != job.args["own"]]
+            self._overheard |= {len(view): bytes(view) for view in others}
 
     def spoil(
         self, lies: Sequence[Injection], round_number: int, job: StageCall, part: memoryview
@@ -45,6 +57,8 @@ class WorkerLies:
         for lie in lies:
             if lie.kind == "stale_update":
                 self._put_old(part, round_number, job, int(lie.param))
+            elif lie.kind == "copy_update":
+                self._put_overheard(part, job)
             elif lie.kind in UPDATES and job.args["mix"] == MIX2:
                 _spoil_numbers(part, job, lie)
             elif lie.kind == "wrong_dtype":
@@ -62,6 +76,11 @@ class WorkerLies:
         old = self._past.get((round_number - age, first))
         if old is not None and len(old) == len(part):
             part[:] = old
+
+    def _put_overheard(self, part: memoryview, job: StageCall) -> None:
+        copied = self._overheard.get(len(part))
+        if job.args["mix"] == MIX2 and copied is not None:
+            part[:] = copied
 
 
 def _spoil_numbers(part: memoryview, job: StageCall, lie: Injection) -> None:

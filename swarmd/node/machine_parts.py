@@ -140,7 +140,7 @@ class MachineParts:
         return Progress(
             inner_step=step,
             outer_round=machine.work.round,
-            round_phase=None if rounds is None else rounds.keeper.phase,
+            round_phase=None if rounds is None else rounds.keeper.view.phase,
             round_median_s=None if rounds is None else rounds.keeper.round_median_s,
             disagreement=None if last is None else last.disagreement,
             disagreement_js=None if rounds is None else rounds.keeper.totals.divergence,

@@ -46,8 +46,8 @@ from swarmd.run_config import RunConfig, run_from_canonical
 
 ROUND_EVENTS = ("round_committed", "round_partial", "round_skipped")
 LINE_BYTES_MAX = 1 << 20
-REDIAL_S = 0.2
-"""Whoever dials first may find the other one not there yet."""
+REDIAL_S = 0.5
+"""Whoever dials first may find the other one not there yet; and a link may be lost."""
 
 
 class MixMachine:
@@ -97,9 +97,8 @@ class MixMachine:
                 return [_failed(f"{self._asked.pop(job_id)}: {failure.code} {failure.text}")]
             case fx.ComputeLost(text):
                 return [_failed(text)]
-        if isinstance(event, fx.LinkUp):
-            self._linked.add(event.peer)
-        effects = self._follow(self._keeper.handle(event, now_s))
+        effects = self._note_link(event)
+        effects += self._follow(self._keeper.handle(event, now_s))
         return [*effects, *self._look_whether_ready()]
 
     def _meet(self) -> list[fx.Effect]:
@@ -116,6 +115,16 @@ class MixMachine:
             for peer, other in sorted(self._others.items())
             if peer > self._own and peer not in self._linked
         ]
+
+    def _note_link(self, event: fx.Event) -> list[fx.Effect]:
+        """A lost link is dialled again, as membership does where there is one."""
+        match event:
+            case fx.LinkUp(peer):
+                self._linked.add(peer)
+            case fx.LinkDown(peer):
+                self._linked.discard(peer)
+                return [fx.SetTimer("redial", REDIAL_S)]
+        return []
 
     def _look_whether_ready(self) -> list[fx.Effect]:
         if self._is_ready or self._elements is None or self._linked != set(self._others):

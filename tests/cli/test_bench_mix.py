@@ -154,3 +154,4 @@ def test_three_peers_mix_and_two_go_on_when_one_is_killed(home: Home) -> None:
     assert row["processes_per_peer"] == 2, "a daemon and its worker"
     assert row["rounds_failed"] == 0
     assert row["seconds_per_round"] >= row["seconds_per_round_after"] > 0
+    assert row["survivors_agree"] is True

@@ -1,5 +1,5 @@
 """A peer that cannot reach the next stage says so, with whom and what would help, and goes on when
-it can."""
+it can; replicas that have lost their link dial again."""
 
 from __future__ import annotations
 
@@ -51,3 +51,28 @@ def test_boot_07_without_a_path_to_the_next_stage_the_reason_is_no_dialable_path
     assert "timeout" in found.text, "each address with its cause"
     assert "--announce" in str(found.hint)
     assert simulation.result().exit_code == OK, "it goes on once there is a path"
+
+
+def test_replicas_that_have_lost_their_link_dial_again_and_mix_on() -> None:
+    simulation = Simulation(
+        SimOptions(peers=4, stages=2, rounds=8, seed=3, scenario="calm"), lambda text: None
+    )
+    cluster = simulation.cluster
+    pair: list[SimPeer] = []
+    included: dict[tuple[str, int], list[str]] = {}
+
+    def listen(peer: SimPeer, emit: fx.Emit) -> None:
+        if emit.name in ("round_committed", "round_partial", "round_skipped"):
+            included[peer.name, emit.fields["round"]] = emit.fields["included"]
+        if not pair and emit.name == "round_committed" and emit.fields["round"] == 1:
+            stage = machine_of(peer).work.stage
+            pair.extend(p for p in cluster.peers if machine_of(p).work.stage == stage)
+            cluster.network.break_link(pair[0].number, pair[1].number)
+
+    cluster.on_emit.append(listen)
+    simulation.go()
+    assert simulation.result().exit_code == OK
+    both = sorted(peer.peer for peer in pair)
+    assert len(both) == 2
+    for peer in pair:
+        assert [sorted(included[peer.name, number]) for number in range(4, 8)] == [both] * 4

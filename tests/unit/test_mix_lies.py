@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -10,14 +11,16 @@ from compute_helpers import make_worker
 from outer_helpers import one_stage_run
 from torch import Tensor
 
+from swarmd.compute.job_runner import JobRunner
 from swarmd.compute.stage_worker import StageWorker
 from swarmd.compute.worker_faults import WorkerFaults
+from swarmd.compute_api import WorkerConfig
 from swarmd.node.mix_lies import MixLies
 from swarmd.optim import compress
 from swarmd.protocols.ids import MicroBatchId
 from swarmd.protocols.jobs import BufferRef, Forward
 from swarmd.protocols.messages import mixing as wire
-from swarmd.protocols.mix_parts import Wire
+from swarmd.protocols.mix_parts import HEADER_BYTES, Wire
 from swarmd.protocols.mixing import MIX1, MIX2
 from swarmd.protocols.outer_rules import Range, part_call, reduce_call, snapshot_call
 
@@ -111,6 +114,38 @@ def test_an_old_update_is_that_of_so_many_rounds_ago(worker: StageWorker) -> Non
         parts.append((honest, sent(worker, faults)))
     assert parts[1][1] == parts[1][0], "there is no older one yet"
     assert parts[3][1] == parts[1][0] != parts[3][0]
+
+
+def test_a_copied_update_is_what_a_neighbour_sent_last(worker: StageWorker) -> None:
+    faults = lying("copy_update")
+    honest = sent(worker, lying())
+    assert sent(worker, faults) == honest, "nobody has sent anything yet"
+    neighbours = bytearray(honest)
+    compress.section(memoryview(neighbours), HEADER_BYTES, WHERE.count, torch.float32)[:] = 0.5
+    job = reduce_call(
+        MIX2, FP32, WHERE, [NO_SLOT] * 2, [1, 1],
+        own=0, usual_norm=0.0, is_clipped=False, members=2,
+    )  # fmt: skip
+    faults.overhear(job, [memoryview(bytearray(honest)), memoryview(neighbours)])
+    assert sent(worker, faults) == bytes(neighbours)
+    assert sent(worker, faults, MIX1) == sent(worker, lying(), MIX1)
+
+
+def test_one_batch_for_ever_is_one_loss_as_long_as_no_step_is_taken() -> None:
+    losses = {}
+    for injection in ((), ("repeat_batch",)):
+        runner = JobRunner(
+            WorkerConfig(
+                run=one_stage_run(),
+                stage=0,
+                cache_dir=Path("/nonexistent"),
+                injection=injection,
+            ),
+            "outer_helpers:load_worker",
+        )
+        jobs = [Forward(MicroBatchId(0, number), 0, train=False) for number in range(3)]
+        losses[injection] = {runner.run(job, (), None)[0].loss_sum for job in jobs}
+    assert [len(found) for found in losses.values()] == [3, 1]
 
 
 def test_a_lie_waits_for_its_round(worker: StageWorker) -> None:

@@ -298,14 +298,14 @@ def test_a_short_last_round_and_then_nothing() -> None:
 def test_phases_are_those_that_status_shows() -> None:
     world = World(2, rounds=1, latency_s=0.2)
     keeper = world.replicas[0].keeper
-    assert keeper.phase == "inner"
+    assert keeper.view.phase == "inner"
     world.start()
     world.run(until_s=3.1)
-    assert keeper.phase == "mix2"
-    assert keeper.deadline_s is not None
-    assert world.now_s < keeper.deadline_s < world.now_s + 10
+    assert keeper.view.phase == "mix2"
+    assert keeper.view.deadline_s is not None
+    assert world.now_s < keeper.view.deadline_s < world.now_s + 10
     world.run()
-    assert keeper.phase == "inner"
+    assert keeper.view.phase == "inner"
 
 
 def test_many_parts_keep_to_a_few_slots(monkeypatch: pytest.MonkeyPatch) -> None:

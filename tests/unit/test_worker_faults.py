@@ -109,6 +109,17 @@ def test_a_share_strikes_that_share_of_jobs_the_same_ones_each_time() -> None:
     assert 60 < first.count(MemoryError) < 140
 
 
+def test_a_repeated_batch_is_the_first_after_its_time_has_come_and_never_held_out() -> None:
+    faults = WorkerFaults(["repeat_batch@round=1"], TINY_RUN)
+    early, first, later = MicroBatchId(0, 3), MicroBatchId(1, 2), MicroBatchId(2, 5)
+    held_out = MicroBatchId(2, 0, held_out=True)
+    assert faults.reads(early) == early
+    struck(faults, Forward(first, 0, True))
+    assert [faults.reads(one) for one in (first, later, held_out)] == [first, first, held_out]
+    faults.replace([])
+    assert faults.reads(later) == later
+
+
 def test_a_restarted_worker_is_spared_what_killed_the_last_one_but_not_a_share() -> None:
     specs = ["worker_exit", "device_lost", "wedge=compute", "busy_start=60s"]
     faults = WorkerFaults(specs, TINY_RUN, life=1)
