@@ -42,6 +42,11 @@ class Coverage:
         """Stages that nobody mans."""
         return tuple(stage for stage, peers in enumerate(self.active) if not peers)
 
+    def has_state(self, stage: int) -> bool:
+        """Somebody present can give the state of a stage, or begin again with its own."""
+        is_held = bool(self.active[stage] or self.draining[stage] or self.guards[stage])
+        return is_held or any(view.record.saved_rounds for view in self.coming[stage])
+
     @property
     def heads(self) -> tuple[PeerId, ...]:
         """The first stage's peers: they lease micro-batches."""

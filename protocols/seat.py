@@ -20,6 +20,7 @@ from swarmd.protocols import effects as fx
 from swarmd.protocols.checkpoint_keeper import Kept
 from swarmd.protocols.coverage import Coverage
 from swarmd.protocols.ids import PeerId
+from swarmd.protocols.load_pace import LoadPace
 from swarmd.protocols.messages import Message
 from swarmd.protocols.placement import Placement
 from swarmd.protocols.reasons import Reason
@@ -85,6 +86,7 @@ class Seat:
         self.is_from_disk = False
         """The state held, or being loaded, was on a disk: ours or a guardian's."""
         self._loading: str | None = None
+        self._load_pace = LoadPace()
         self.changes = 0
         self.why = ""
 
@@ -145,7 +147,7 @@ class Seat:
             return []
         self.round, self.is_from_disk = found.load.round, True
         told = [fx.Emit("state/resumes", {"saved": found.load})] if found.is_alone else []
-        return [*told, *self._load(found.load.name)]
+        return [*told, *self._load(found.load.name, now_s)]
 
     def _review_wanted(
         self, coverage: Coverage, linked: frozenset[PeerId], has_begun: bool, now_s: float
@@ -173,7 +175,7 @@ class Seat:
         if self.phase not in ("choosing", "fetching"):
             return effects
         if self.phase == "choosing" and not has_begun:
-            return [*effects, *self._load(None)]
+            return [*effects, *self._load(None, now_s)]
         if not self._has_holders:
             return [*effects, *self._without_holders(stage, coverage, linked, now_s)]
         self._no_donor_since_s = None
@@ -198,7 +200,7 @@ class Seat:
             self._no_donor_since_s = now_s
         own = self._on_own_disk(stage)
         if own is not None and self.phase == "choosing":
-            return self._load_own(own)
+            return self._load_own(own, now_s)
         leaving = [v.peer for v in coverage.draining[stage] if v.peer in linked]
         if leaving:
             return self._fetch_from(stage, leaving, now_s)
@@ -210,7 +212,7 @@ class Seat:
             return []
         kept = self._guarded.get(stage)
         if kept is not None and kept.round >= newest and self.phase == "choosing":
-            return self._load_own((kept.round, kept.path))
+            return self._load_own((kept.round, kept.path), now_s)
         if newest < 0 and self.phase == "choosing":
             return []
         return self._fetch_from(stage, [peer for peer in guards if peer in linked], now_s)
@@ -221,9 +223,9 @@ class Seat:
             return self.aside.round, self.aside.name
         return None if self.checkpoint is None else (self.checkpoint.round, self.checkpoint.name)
 
-    def _load_own(self, found: tuple[int, str]) -> list[fx.Effect]:
+    def _load_own(self, found: tuple[int, str], now_s: float) -> list[fx.Effect]:
         (self.round, name), self.is_from_disk = found, True
-        return self._load(name)
+        return self._load(name, now_s)
 
     def wants_links(self, coverage: Coverage) -> list[PeerId]:
         """Whom else we need a link to: who has what nobody trains."""
@@ -238,9 +240,11 @@ class Seat:
         fetch, self.fetch = self.fetch, None
         return [] if fetch is None else fetch.stop()
 
-    def _load(self, path: str | None) -> list[fx.Effect]:
+    def _load(self, path: str | None, now_s: float) -> list[fx.Effect]:
         assert self.stage is not None
         self.phase, self._loading = "loading", path
+        came = None if path is None or self.fetch is None else self.fetch.pace(now_s)
+        self._load_pace.begin(*(came or (0, None)), now_s)
         left = [name_of_fetched(stage, number) for stage, number in sorted(self._partial.items())]
         if self._fetched is not None and self._fetched != path:
             left.append(self._fetched)
@@ -269,7 +273,7 @@ class Seat:
             if isinstance(effect, fx.Emit) and effect.name == "state/fetched":
                 self.round = effect.fields["round"]
                 self.is_from_disk = not self._has_holders
-                effects += self._load(effect.fields["path"])
+                effects += self._load(effect.fields["path"], now_s)
             else:
                 effects.append(effect)
         return effects
@@ -278,8 +282,9 @@ class Seat:
         """Whether a worker that started from `state` is the one that was asked for."""
         return self.phase == "loading" and state == self._loading
 
-    def loaded(self) -> None:
+    def loaded(self, now_s: float) -> None:
         """The worker holds the stage."""
+        self._load_pace.ended(now_s)
         self.phase, self.resuming, self.aside = "held", None, None
         self._fields |= {"phase": "active", "saved_rounds": ()}
 
@@ -289,6 +294,8 @@ class Seat:
         if self.phase == "held":
             self.phase, self.fetch = "choosing", None
             self._fields["phase"] = "syncing"
+            if self.checkpoint is not None:
+                self._fields["saved_rounds"] = (self.checkpoint.round,)
         elif self.phase == "loading" and self.fetch is not None and code in STATE_CODES:
             self.phase = "fetching"
             return self.fetch.begin_again(now_s)
@@ -308,8 +315,7 @@ class Seat:
         if self.phase == "fetching" and self.fetch is not None:
             return self.fetch.reason(now_s)
         if self.phase == "loading":
-            text = f"loading stage {self.stage}"
-            return Reason(code="state_verifying", text=text, stage=self.stage)
+            return self._load_pace.reason(self.stage, now_s)
         if self.phase == "choosing" and self.resuming is not None:
             return self.resuming.reason()
         if self.phase == "choosing" and self._no_donor_since_s is not None:

@@ -45,6 +45,7 @@ def situation_of(peer: PeerMachine, now_s: float) -> Situation:
             (stage, view.peer) for stage, views in enumerate(coverage.coming) for view in views
         ),
         missing_until_s=missing_until_s,
+        lost_stage=_lost_stage(peer, now_s),
         stage=peer.work.stage,
         is_observer=peer.setup.is_observer,
         mixing=None if peer.work.rounds is None else peer.work.rounds.reason(now_s),
@@ -55,6 +56,17 @@ def situation_of(peer: PeerMachine, now_s: float) -> Situation:
         round=peer.work.round,
         now_s=now_s,
     )
+
+
+def _lost_stage(peer: PeerMachine, now_s: float) -> tuple[int, int] | None:
+    """A stage that was trained, and whose state nobody has who is here; for so long that whoever
+    had it should be back, if it only started again."""
+    since_s, coverage = peer.missing_since_s, peer.coverage
+    limits = peer.membership.limits
+    if since_s is None or now_s - since_s < limits.dead_after_s or not peer.has_begun:
+        return None
+    lost = [stage for stage in coverage.missing if not coverage.has_state(stage)]
+    return (lost[0], peer.leases.ledger.settled) if lost else None
 
 
 def _seating(peer: PeerMachine) -> Reason | None:

@@ -122,7 +122,7 @@ class StageWork:
         if not self.seat.is_expected(info.get("state")):
             return []  # restarted with what it was first loaded with; the right state is on its way
         self.worker_info, self.resources = info, None
-        self.seat.loaded()
+        self.seat.loaded(now_s)
         assert self.stage is not None, "a worker without a stage"
         self.round = max(self.round, self.seat.round, self.leases.ledger.settled)
         self.pipeline = Pipeline(

@@ -368,6 +368,13 @@ class StateFetch:
 
     # ------------------------------------------------------------------------------------- showing
 
+    def pace(self, now_s: float) -> tuple[int, float | None]:
+        """(bytes of the whole state, at how many a second they come)."""
+        if self.plan is None or self.pieces is None:
+            return 0, None
+        fetched, took_s = self.pieces.bytes_done - self.pieces.bytes_kept, now_s - self._begun_s
+        return self.plan.size_bytes, fetched / took_s if fetched and took_s > 0 else None
+
     def reason(self, now_s: float) -> Reason:
         """What to show meanwhile."""
         plan, pieces = self.plan, self.pieces
@@ -380,14 +387,14 @@ class StateFetch:
             return Reason(code="state_no_donor", text=text, stage=self.stage)
         if plan is None or pieces is None:
             text = f"asked {len(self.donors)} peers for the state of stage {self.stage}"
-            return Reason(code="state_downloading", text=text, stage=self.stage)
-        fetched, took_s = pieces.bytes_done - pieces.bytes_kept, now_s - self._begun_s
+            answered_by_s = STALL_S + min(d.heard_s for d in self.donors.values() if d.is_engaged)
+            return self._downloading(text, answered_by_s, "deadline")
+        _, bytes_per_s = self.pace(now_s)
         left = plan.size_bytes - pieces.bytes_done
-        eta_at_s = now_s + left * took_s / fetched if fetched and took_s > 0 else None
-        return Reason(
-            code="state_downloading",
-            text=f"{pieces.bytes_done} of {plan.size_bytes} bytes from {len(self.sources)} donors",
-            stage=self.stage,
-            eta_at_s=eta_at_s,
-            eta_basis="measured" if eta_at_s is not None else "unknown",
-        )
+        text = f"{pieces.bytes_done} of {plan.size_bytes} bytes from {len(self.sources)} donors"
+        eta_at_s = now_s + left / bytes_per_s if bytes_per_s else None
+        return self._downloading(text, eta_at_s, "measured" if bytes_per_s else "unknown")
+
+    def _downloading(self, text: str, eta_at_s: float | None, basis: str) -> Reason:
+        code = "state_downloading"
+        return Reason(code=code, text=text, stage=self.stage, eta_at_s=eta_at_s, eta_basis=basis)

@@ -19,6 +19,7 @@ import trio
 
 from swarmd.errors import ComputeLost
 from swarmd.job_wire import FrameReader, pack_frame
+from swarmd.protocols.load_pace import LOADED_WITHIN_S
 from swarmd.worker_spawn import SpawnedWorker, describe_exit
 
 output_log = logging.getLogger("swarmd.worker.output")
@@ -37,9 +38,8 @@ LOG_DRAIN_S = 0.5
 class WorkerLimits:
     """Every wait on a worker, in seconds during which the daemon was awake."""
 
-    start_timeout_s: float = 900.0
-    """Import, packing of the data, loading: minutes on a slow disk. Counted anew whenever the
-    worker tells of progress."""
+    start_timeout_s: float = LOADED_WITHIN_S
+    """Counted anew whenever the worker tells of progress."""
     job_timeout_s: float = 300.0
     """Until a job of its kind has been seen; afterwards `job_timeout_ratio` times the slowest, but
     at least `job_timeout_s_min` and at most this."""

@@ -10,6 +10,7 @@ from swarmd.protocols import assignment, membership_limits
 from swarmd.protocols import effects as fx
 from swarmd.protocols.audit import audit
 from swarmd.protocols.guard import GuardRules
+from swarmd.protocols.reasons import Reason
 from swarmd.sim.clock import World
 from swarmd.sim.cluster import Cluster
 from swarmd.sim.files import guarded_on
@@ -120,6 +121,26 @@ def test_the_last_holder_that_leaves_hands_its_stage_over_first() -> None:
     for restored in swarm.of("state_restored"):
         assert restored["saved_round"] >= left_round
     swarm.run_until(swarm.is_over)
+
+
+def test_a_stage_whose_state_is_gone_is_told_by_everybody_until_a_holder_is_back() -> None:
+    swarm = Swarm(6, 4, bytes_max=10)  # so that nobody guards it
+    swarm.run_until(lambda: swarm.round() >= 2)
+    holders = [peer.number for peer in swarm.on(1)]
+    for number in holders:
+        swarm.cluster.crash(number)
+    gone_s = swarm.world.now_s
+
+    def reasons() -> list[Reason]:
+        return [machine_of(peer).reasons.current for peer in swarm.cluster.running()]
+
+    swarm.run_until(lambda: {(r.code, r.stage) for r in reasons()} == {("run_state_lost", 1)})
+    assert swarm.world.now_s - gone_s <= 30.0
+    assert all(reason.round is not None for reason in reasons()), "the last good one"
+    swarm.cluster.start(holders[0], [peer.number for peer in swarm.cluster.running()])
+    swarm.run_until(lambda: all(reason.code != "run_state_lost" for reason in reasons()))
+    round_then = swarm.round()
+    swarm.run_until(lambda: swarm.round() > round_then)
 
 
 def test_what_does_not_fit_into_the_quota_is_not_kept_and_said() -> None:
