@@ -46,10 +46,12 @@ class SpawnedWorker:
         self.pulse.close()
 
 
-def spawn_worker(slots_fd: int, environment: Mapping[str, str] | None = None) -> SpawnedWorker:
+def spawn_worker(
+    slots_fd: int, environment: Mapping[str, str] | None = None, *, imports: str = ""
+) -> SpawnedWorker:
     """Returns at once; the child is importing. Raises OSError if the system cannot start it.
 
-    environment: added to ours.
+    environment: added to ours. imports: a module to load before it is told what to do.
     """
     with ExitStack() as undo, ExitStack() as theirs:
         ours_control, their_control = socket.socketpair()
@@ -72,6 +74,7 @@ def spawn_worker(slots_fd: int, environment: Mapping[str, str] | None = None) ->
                     "-m",
                     "swarmd.compute.child",
                     *map(str, (*inherited, os.getpid())),
+                    imports,
                 ],
                 stdin=subprocess.DEVNULL,
                 stdout=their_log,

@@ -1,10 +1,11 @@
 """The compute worker's process: one loop that reads a job, runs it, answers.
 
-    python -m swarmd.compute.child CONTROL LIFELINE SLOTS PULSE PARENT_PID
+    python -m swarmd.compute.child CONTROL LIFELINE SLOTS PULSE PARENT_PID IMPORTS
 
 Started by swarmd/node/process_backend.py with four inherited descriptors: a socket for jobs
 (swarmd/job_wire.py), the lifeline pipe, the slots and the pulse. It opens no socket and no other
-channel; what it writes to standard error is captured into the daemon's log.
+channel; what it writes to standard error is captured into the daemon's log. IMPORTS is a module
+that it loads while it waits to be told what to do, or nothing.
 
 It ends by itself: on "stop", when the daemon is gone, when its stage cannot be loaded or its device
 is lost (both told first), or on an error of its own (exit status 1, traceback to standard error).
@@ -12,10 +13,12 @@ is lost (both told first), or on an error of its own (exit status 1, traceback t
 
 from __future__ import annotations
 
+import importlib
 import os
 import sys
 import threading
 import traceback
+from contextlib import suppress
 from typing import Any
 
 from swarmd.buffers import MappedSlots
@@ -63,10 +66,13 @@ class Channel:
 
 
 def main(arguments: list[str]) -> int:
-    control_fd, lifeline_fd, slots_fd, pulse_fd, parent_pid = map(int, arguments)
+    control_fd, lifeline_fd, slots_fd, pulse_fd, parent_pid = map(int, arguments[:5])
     tie_to_parent(lifeline_fd, Pulse(pulse_fd), parent_pid)
     for fd in (control_fd, lifeline_fd, slots_fd, pulse_fd):
         os.set_inheritable(fd, False)  # what torch may start must not keep us looking alive
+    if arguments[5]:
+        with suppress(Exception):  # it fails again when the stage is loaded, and then it is told
+            importlib.import_module(arguments[5])
     channel = Channel(control_fd)
     message = channel.receive()
     if message is None:

@@ -245,6 +245,8 @@ class PeerNode:
             path_of=driver.files.path_of,
         )
         self.loader.on_lowered = self._micro_batch_lowered
+        if not life.config.observe:
+            self.loader.prepare()
         self._memory = PeerMemory(
             life.home,
             run.run_id,

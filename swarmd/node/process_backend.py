@@ -26,6 +26,7 @@ from swarmd.job_wire import (
     pack_job,
     result_from_plain,
 )
+from swarmd.node.spare_worker import SpareWorker
 from swarmd.node.worker_life import WorkerLife, WorkerLimits
 from swarmd.protocols.jobs import BufferRef, Job, JobResult, StageCall
 from swarmd.worker_spawn import spawn_worker
@@ -61,6 +62,7 @@ class ProcessBackend:
     """A `ComputeBackend`. Its tasks run in `nursery`; cancelling that kills the worker.
 
     factory: "module:function" that builds the worker inside the process.
+    spare: a process for the first start that was started ahead, if it still lives.
     environment: added to ours, for the worker only (devices.py may ask for it).
     """
 
@@ -73,6 +75,7 @@ class ProcessBackend:
         limits: WorkerLimits | None = None,
         factory: str = STAGE_FACTORY,
         environment: Mapping[str, str] | None = None,
+        spare: SpareWorker | None = None,
     ) -> None:
         self.config = config
         self.buffers = buffers
@@ -81,6 +84,7 @@ class ProcessBackend:
         self._limits = limits or WorkerLimits()
         self._factory = factory
         self._environment = dict(environment or {})
+        self._spare = spare or SpareWorker()
         self._life: WorkerLife | None = None
         self._loaded = trio.Event()
         """Set when it is loaded, and when it is gone."""
@@ -105,7 +109,7 @@ class ProcessBackend:
         """See ComputeBackend. Cancelling it kills the worker."""
         assert self._life is None, "the worker is running"
         try:
-            spawned = spawn_worker(self.buffers.fd, self._environment)
+            spawned = self._spare.take() or spawn_worker(self.buffers.fd, self._environment)
         except OSError as error:
             raise ComputeLost("worker_died", f"cannot be started: {error}") from error
         life = self._life = WorkerLife(spawned, self._limits)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import trio
@@ -15,7 +15,8 @@ from swarmd.devices import DeviceChoice, choose_devices
 from swarmd.errors import UserError
 from swarmd.node.lane import ComputeLane
 from swarmd.node.life import Life
-from swarmd.node.process_backend import ProcessBackend
+from swarmd.node.process_backend import STAGE_FACTORY, ProcessBackend
+from swarmd.node.spare_worker import SpareWorker
 from swarmd.peer_config import PeerConfig
 from swarmd.protocols import effects as fx
 from swarmd.protocols.jobs import StageCall
@@ -57,9 +58,19 @@ class StageLoader:
         self.injection = life.injection
         """With which the next worker is started."""
         self._backend: ProcessBackend | None = None
+        self._spare = SpareWorker()
         self.on_lowered: Callable[[int], None] = lambda sequences: None
         self.micro_batch_lowered_to: int | None = None
         """Sequences at a time since memory ran out; None: it has not."""
+
+    def prepare(self) -> None:
+        """A stage will be wanted soon: have a process that has done its imports by then."""
+        imports = STAGE_FACTORY.partition(":")[0]
+        self._spare.start(self._nursery, self._slots.fd, self._environment, imports)
+
+    @property
+    def _environment(self) -> Mapping[str, str] | None:
+        return self._device.environment if self._device else None
 
     def load(self, wanted: fx.LoadStage) -> ComputeLane:
         """Have a worker that holds this stage. Returns the lane in front of it."""
@@ -85,7 +96,8 @@ class StageLoader:
             config,
             self._slots,
             nursery=self._nursery,
-            environment=self._device.environment if self._device else None,
+            environment=self._environment,
+            spare=self._spare,
         )
         self._backend = backend
         lane = ComputeLane(backend, self._told, on_gone=self._on_gone)

@@ -29,6 +29,7 @@ from swarmd.device_probe import probe_devices
 from swarmd.devices import choose_devices
 from swarmd.errors import ComputeError, ComputeLost
 from swarmd.node.process_backend import ProcessBackend
+from swarmd.node.spare_worker import SpareWorker
 from swarmd.node.worker_life import WorkerLimits
 from swarmd.protocols.jobs import Job, StageCall
 from swarmd.worker_spawn import spawn_worker
@@ -350,6 +351,46 @@ async def test_signals_for_the_whole_group_do_not_end_the_worker(
         os.kill(pid_of(backend), number)
     await run_and_release(backend, forward(0))
     assert backend.statistics().restarts == 0
+
+
+async def test_a_process_started_ahead_is_the_first_worker_and_the_next_is_another(
+    make_backend: MakeBackend,
+) -> None:
+    spare = SpareWorker()
+    backend = make_backend(spare=spare)
+    async with trio.open_nursery() as nursery:
+        environment = {"PYTHONPATH": TESTS_FOLDER}
+        spare.start(nursery, backend.buffers.fd, environment, TOY.partition(":")[0])
+        assert spare._spawned is not None
+        pid = spare._spawned.process.pid
+        await backend.start()
+        assert pid_of(backend) == pid
+        await run_and_release(backend, forward(0))
+    await backend.aclose()
+    await backend.start()
+    assert pid_of(backend) != pid
+    await backend.aclose()
+
+
+@pytest.mark.parametrize("dies", [True, False])
+async def test_a_process_started_ahead_is_gone_with_its_nursery(
+    make_backend: MakeBackend, dies: bool
+) -> None:
+    """Whether or not somebody came for it when it had died."""
+    spare = SpareWorker()
+    backend = make_backend(spare=spare)
+    async with trio.open_nursery() as nursery:
+        spare.start(nursery, backend.buffers.fd, None, "no.such_module")
+        assert spare._spawned is not None
+        process = spare._spawned.process
+        if dies:
+            process.kill()
+            await wait_until_gone(process.pid, 10)
+            await backend.start()
+            assert pid_of(backend) != process.pid
+            await backend.aclose()
+        nursery.cancel_scope.cancel()
+    assert process.returncode is not None
 
 
 async def test_the_lifeline_alone_ends_a_worker() -> None:
