@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 from swarmd.protocols import wire
 from swarmd.protocols.ids import PeerId
@@ -49,12 +50,12 @@ class Accusers:
             verdict=verdict,
             accuser=self._own,
         )
-        return replace(bare, signature=self._sign(self._signed_part(bare)))
+        return replace(bare, signature=self._sign(_signed_part(self._run_id, bare)))
 
     def is_genuine(self, rumour: Rumour) -> bool:
         """Did the accuser say so?"""
-        bare = replace(rumour, signature=b"")
-        return self._verify(PeerId(rumour.accuser), self._signed_part(bare), rumour.signature)
+        signed = _signed_part(self._run_id, rumour)
+        return self._verify(PeerId(rumour.accuser), signed, rumour.signature)
 
     def spend(self, accuser: PeerId, peer_count: int, now_s: float) -> bool:
         """May it accuse once more? If so, it has."""
@@ -77,5 +78,8 @@ class Accusers:
     def forget(self, peer: PeerId) -> None:
         self._credits.pop(peer, None)
 
-    def _signed_part(self, bare: Rumour) -> bytes:
-        return self._run_id + wire.encode(bare)
+
+@lru_cache(maxsize=1_024)
+def _signed_part(run_id: bytes, rumour: Rumour) -> bytes:
+    """Kept, since the same rumour comes from several neighbours."""
+    return run_id + wire.encode(replace(rumour, signature=b""))

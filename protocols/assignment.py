@@ -27,7 +27,7 @@ from typing import NamedTuple
 
 from swarmd.protocols.ids import PeerId
 from swarmd.protocols.messages.gossip import PeerRecord
-from swarmd.protocols.roster import RosterView
+from swarmd.protocols.roster import PRESENT, RosterView
 from swarmd.protocols.stage_board import StageBoard, capacities_of, classed
 
 HOLDING = ("syncing", "active")
@@ -137,13 +137,14 @@ def stage_map(view: RosterView, stages: int) -> StageMap:
     standby = []
     for item in view.peers:
         record = item.record
-        if not item.is_present or record.observer:
+        if item.liveness not in PRESENT or record.observer:
             continue
-        if record.stage is not None and record.stage < stages:
-            if record.phase in HOLDING or record.phase == "draining":
-                held[record.stage].append(item.peer)
-        elif record.phase == "joining":
-            standby.append(item.peer)
+        stage, phase = record.stage, record.phase
+        if stage is not None and stage < stages:
+            if phase in HOLDING or phase == "draining":
+                held[stage].append(PeerId(record.peer))
+        elif phase == "joining":
+            standby.append(PeerId(record.peer))
     return StageMap(tuple(map(tuple, held)), tuple(standby))
 
 
@@ -231,9 +232,9 @@ class _Table:
         self._limits = limits
         stages = needs.stages
         self._here = {
-            item.peer: item.record
+            PeerId(item.record.peer): item.record
             for item in view.peers
-            if item.is_present and _takes_part(item.record, stages)
+            if item.liveness in PRESENT and _takes_part(item.record, stages)
         }
         self._measured = capacities_of(self._here, needs.costs)
         self.board = StageBoard(classed(self._measured, limits.class_ratio), needs.costs)
@@ -243,8 +244,9 @@ class _Table:
 
     def seat_holders(self) -> None:
         """Who holds a stage keeps it; who is pinned gets the one it asks for."""
+        stages = self._needs.stages
         for peer, record in self._here.items():
-            if record.stage is None or record.stage >= self._needs.stages:
+            if record.stage is None or record.stage >= stages:
                 continue
             if record.phase in HOLDING:
                 self._seat(peer, record.stage, "keep")

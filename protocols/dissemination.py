@@ -102,6 +102,8 @@ class Dissemination:
         if not self._pieces:
             return (), ()
         waiting = [item for item in self._pieces.items() if link not in item[1].told]
+        if not waiting:
+            return (), ()
         if len(waiting) > PIECES_THAT_FIT:
             waiting.reverse()
             waiting.sort(key=lambda item: item[1].times)
@@ -134,8 +136,8 @@ class Dissemination:
 
     def settle(self, links: Iterable[PeerId]) -> None:
         """Forget the pieces that each of these has."""
-        present = set(links)
         if not self._pieces:
             return
+        present = set(links)
         for topic in [t for t, piece in self._pieces.items() if present <= piece.told]:
             del self._pieces[topic]

@@ -26,6 +26,8 @@ from swarmd.protocols.roster import Liveness, Roster
 
 PARTING_S = 5.0
 """The other side ends a link after our Goodbye; when it does not by then, we do."""
+SURPLUS_LOOK_S = 1.0
+"""Between two looks at the links that nobody may want."""
 STEADY_S = 10.0
 """A link that lived so long proves that dialling is right: back-off starts anew."""
 
@@ -86,6 +88,7 @@ class LinkKeeper:
         self._asked_for: frozenset[PeerId] = frozenset()
         self._wanted: tuple[PeerId, ...] | None = None
         self._reunite_s = 0.0
+        self._surplus_look_s = -math.inf
 
     # ------------------------------------------------------------------------------ what is wanted
 
@@ -208,8 +211,10 @@ class LinkKeeper:
         lacking = [peer for peer in self.wanted if peer not in self.links]
         if lacking or now_s >= self._reunite_s:
             effects += self._dial_due(lacking, now_s)
-        if len(self.links) > len(self.wanted):
-            effects += self._close_surplus(now_s)
+        is_crowded = len(self.links) > self._limits.links_max
+        if is_crowded or (now_s >= self._surplus_look_s and len(self.links) > len(self.wanted)):
+            self._surplus_look_s = now_s + SURPLUS_LOOK_S
+            effects += self._close_surplus(now_s, is_crowded)
         return effects
 
     def _dial_due(self, lacking: list[PeerId], now_s: float) -> list[Effect]:
@@ -258,9 +263,8 @@ class LinkKeeper:
                     due.append(peer)
         return self.dial(self._rng.choice(due)) if due else []
 
-    def _close_surplus(self, now_s: float) -> list[Effect]:
+    def _close_surplus(self, now_s: float, is_crowded: bool) -> list[Effect]:
         """One link at most, that neither side wants. The smaller id closes it."""
-        is_crowded = len(self.links) > self._limits.links_max
         wanted = set(self.wanted)
         for peer in sorted(self.links):
             link = self.links[peer]

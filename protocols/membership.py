@@ -244,8 +244,9 @@ class Membership:
         if self.news.fresh is not Haste.WHENEVER:
             self.teller.hurry(self.news.fresh, now_s)
             self.news.fresh = Haste.WHENEVER
-        effects = self._out.copy()
-        self._out.clear()
+        effects = self._out[:]
+        if effects:
+            self._out.clear()
         return effects
 
     def _on_started(self, now_s: float) -> None:

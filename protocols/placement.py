@@ -13,6 +13,7 @@ Times are our own: how long a map or a claim has been the same is what we saw ou
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import Any
 
 from swarmd.protocols.assignment import (
@@ -25,9 +26,12 @@ from swarmd.protocols.assignment import (
 )
 from swarmd.protocols.ids import PeerId
 from swarmd.protocols.messages.gossip import PeerRecord
-from swarmd.protocols.roster import RosterView
+from swarmd.protocols.roster import PRESENT, RosterView
 
 REPLAN_S = 5.0
+_claim = attrgetter(
+    "peer", "stage", "phase", "observer", "pinned", "cordoned", "settled", "recent_starts"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +63,10 @@ class Placement:
         self._wish_since_s = 0.0
         self._stage: int | None = None
         self._stage_since_s = 0.0
-        self._map_shape = -1
-        self._plan: tuple[int, bool, Plan] | None = None
+        self._shape = -1
+        self._claims: tuple[Any, ...] = ()
+        self._plan: tuple[bool, Plan] | None = None
+        """(whether the map was quiet, what followed)."""
         self._plan_at_s = 0.0
 
     def review(self, view: RosterView, now_s: float) -> Change:
@@ -69,7 +75,7 @@ class Placement:
         assert own is not None, "we are not in our own roster"
         record = own.record
         self._note_stage(record, now_s)
-        self._note_map(view, now_s)
+        self._note_claims(view, now_s)
         if record.observer or record.phase in ("draining", "left", "syncing"):
             return Change()
         seat = self._followed(view, now_s).seat_of(self._own)
@@ -93,13 +99,13 @@ class Placement:
         return plan(view, self._needs, self._seed, self._limits, quiet_s)
 
     def _followed(self, view: RosterView, now_s: float) -> Plan:
-        """The same, kept: found again when the roster's shape changes, and every REPLAN_S for
-        capacities' sake."""
+        """The same, kept: found again when claims have changed, and every REPLAN_S for capacities'
+        sake."""
         quiet_s = now_s - self._map_since_s
         is_quiet = quiet_s >= self._limits.settling_s
         held = self._plan
         is_old = now_s - self._plan_at_s >= REPLAN_S
-        if held is None or is_old or held[:2] != (view.shape, is_quiet):
+        if held is None or is_old or held[0] != is_quiet:
             limits = self._limits
             found = plan(
                 view,
@@ -110,9 +116,9 @@ class Placement:
                 tells_gain=False,
                 present=self.present,
             )
-            self._plan = held = (view.shape, is_quiet, found)
+            self._plan = held = (is_quiet, found)
             self._plan_at_s = now_s
-        return held[2]
+        return held[1]
 
     @property
     def why(self) -> str:
@@ -151,11 +157,22 @@ class Placement:
         if record.stage != self._stage or record.phase == "joining":
             self._stage, self._stage_since_s = record.stage, now_s
 
-    def _note_map(self, view: RosterView, now_s: float) -> None:
-        if view.shape == self._map_shape:
+    def _note_claims(self, view: RosterView, now_s: float) -> None:
+        """Most changes of the roster's shape (suspicions, refutations) are none of the claims."""
+        if view.shape == self._shape:
             return
-        self._map_shape = view.shape
+        self._shape = view.shape
+        claims = _claims_of(view)
+        if claims == self._claims:
+            return
+        self._claims = claims
+        self._plan = None
         self.present = stage_map(view, self._needs.stages)
         version = self.present.version
         if version != self._map_version:
             self._map_version, self._map_since_s = version, now_s
+
+
+def _claims_of(view: RosterView) -> tuple[Any, ...]:
+    """All that a plan follows from but capacities, by peer: equal claims, equal plans."""
+    return tuple([_claim(item.record) for item in view.peers if item.liveness in PRESENT])

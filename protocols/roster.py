@@ -156,6 +156,8 @@ class Roster:
         """The latest change last."""
         self._of_key: dict[bytes, PeerId] = {}
         self._of_body: dict[bytes, PeerId] = {}
+        self._places: dict[PeerId, int] | None = None
+        """Of the ids in order; made anew, never changed, since views hold on to it."""
         self._view: RosterView | None = None
         self._view_at_s = 0.0
         self.revision = 0
@@ -258,6 +260,7 @@ class Roster:
             self.present_count += 1
         self._entries[peer] = entry
         insort(self._ids, peer)
+        self._places = None
         self._of_key[entry.key] = peer
         self._of_body[signed.body] = peer
         self.shape += 1
@@ -310,6 +313,7 @@ class Roster:
             return False
         del self._entries[peer]
         del self._ids[bisect_left(self._ids, peer)]
+        self._places = None
         del self._by_change[peer]
         del self._of_key[entry.key]
         del self._of_body[entry.signed.body]
@@ -353,19 +357,17 @@ class Roster:
         held = self._view
         if held is not None and held.revision == self.revision and now_s - self._view_at_s < 1.0:
             return held
-        peers = tuple(self._view_of(self._entries[peer]) for peer in self._ids)
-        index = {peer: place for place, peer in enumerate(self._ids)}
-        self._view = RosterView(peers, self.revision, self.shape, index)
+        peers = []
+        for entry in self.entries():
+            view = entry.view
+            if view is None or view.last_heard_s != entry.last_heard_s:
+                view = entry.view = PeerView(entry.record, entry.liveness, entry.last_heard_s)
+            peers.append(view)
+        if self._places is None:
+            self._places = {peer: place for place, peer in enumerate(self._ids)}
+        self._view = RosterView(tuple(peers), self.revision, self.shape, self._places)
         self._view_at_s = now_s
         return self._view
-
-    @staticmethod
-    def _view_of(entry: Entry) -> PeerView:
-        view = entry.view
-        if view is None or view.last_heard_s != entry.last_heard_s:
-            view = PeerView(entry.record, entry.liveness, entry.last_heard_s)
-            entry.view = view
-        return view
 
 
 def _is_newer(signed: SignedRecord, record: PeerRecord, held: Entry) -> bool:

@@ -17,7 +17,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import MISSING, Field, dataclass, field, fields
-from typing import Any, TypeVar, dataclass_transform
+from typing import Any, NamedTuple, TypeVar, dataclass_transform
 
 from swarmd.protocols import limits
 
@@ -194,11 +194,10 @@ def _plain(value: Any) -> Any:
 def to_fields(value: Message) -> dict[str, Any]:
     """Field names to plain values. Fields at their default are left out: old peers fill them in."""
     plain = {}
-    for item in _fields_of(type(value)):
-        current = getattr(value, item.name)
-        if item.default is not MISSING and current == item.default:
-            continue
-        plain[item.name] = _plain(current)
+    for name, _, default, _ in _items_of(type(value)):
+        current = getattr(value, name)
+        if current is not default and current != default:
+            plain[name] = current if type(current) in _PLAIN else _plain(current)
     return plain
 
 
@@ -207,23 +206,39 @@ def from_fields(kind: type[Message], plain: Any) -> Message:
     if not isinstance(plain, dict):
         raise ValueError(f"{kind.__name__}: not a map")
     values = {}
-    for item in _fields_of(kind):
-        if item.name in plain:
+    for name, check, _, is_required in _items_of(kind):
+        if name in plain:
             try:
-                values[item.name] = item.metadata["check"](plain[item.name])
+                values[name] = check(plain[name])
             except ValueError as error:
-                raise ValueError(f"{kind.__name__}.{item.name}: {error}") from None
-        elif item.default is MISSING and item.default_factory is MISSING:
-            raise ValueError(f"{kind.__name__}.{item.name}: missing")
+                raise ValueError(f"{kind.__name__}.{name}: {error}") from None
+        elif is_required:
+            raise ValueError(f"{kind.__name__}.{name}: missing")
     return kind(**values)
 
 
-_FIELDS: dict[type[Message], tuple[Field[Any], ...]] = {}
+class _Item(NamedTuple):
+    """A field as conversion needs it, looked up once."""
+
+    name: str
+    check: Check
+    default: Any
+    """MISSING, which no value equals, if it has none or makes a new one each time."""
+    is_required: bool
+
+
+_PLAIN = frozenset({int, str, bytes, float, bool, type(None)})
+_ITEMS: dict[type[Message], tuple[_Item, ...]] = {}
 """Kept, for every message that comes or goes asks. As many entries as there are classes."""
 
 
-def _fields_of(kind: type[Message]) -> tuple[Field[Any], ...]:
-    found = _FIELDS.get(kind)
+def _items_of(kind: type[Message]) -> tuple[_Item, ...]:
+    found = _ITEMS.get(kind)
     if found is None:
-        found = _FIELDS[kind] = fields(kind)  # type: ignore[arg-type]
+        found = _ITEMS[kind] = tuple(map(_item, fields(kind)))  # type: ignore[arg-type]
     return found
+
+
+def _item(declared: Field[Any]) -> _Item:
+    is_required = declared.default is MISSING and declared.default_factory is MISSING
+    return _Item(declared.name, declared.metadata["check"], declared.default, is_required)

@@ -42,10 +42,11 @@ def classed(capacities: Mapping[PeerId, float], ratio: float) -> dict[PeerId, fl
     if not capacities:
         return {}
     middle = median(capacities.values())
-    return {
-        peer: ratio ** round(math.log(capacity / middle, ratio))
-        for peer, capacity in capacities.items()
+    classes = {
+        capacity: ratio ** round(math.log(capacity / middle, ratio))
+        for capacity in set(capacities.values())
     }
+    return {peer: classes[capacity] for peer, capacity in capacities.items()}
 
 
 class StageBoard:

@@ -10,6 +10,7 @@ A checker that cannot fire is worth nothing: tests/sim/test_checkers.py breaks e
 
 from __future__ import annotations
 
+import operator
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -55,8 +56,8 @@ class Checker(Protocol):
 
     rule: str
     looks_at: str
-    """Asked after events with emits only ("emits"), with changed entries only ("changed"), or after
-    every one ("all")."""
+    """Asked after events with emits only ("emits"), with changed entries only ("changed"), when the
+    roster's shape has changed ("shape"), or after every one ("all")."""
 
     def check(self, moment: Moment) -> str | None: ...
 
@@ -103,24 +104,20 @@ class OneEntryEach:
     """Peers are in a roster once, in order, never more than exist; the index agrees."""
 
     rule = "roster_inconsistent"
-    looks_at = "all"
+    looks_at = "shape"
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
-        self._shapes: dict[tuple[int, int], int] = {}
 
     def check(self, moment: Moment) -> str | None:
         roster = moment.membership.roster
-        key = (moment.peer.number, moment.peer.epoch)
-        if self._shapes.get(key) == roster.shape:
-            return None
-        self._shapes[key] = roster.shape
         ids = list(roster)
-        if sorted(set(ids)) != ids:
+        if not all(map(operator.lt, ids, ids[1:])):
             return "ids are not in order, or one is there twice"
         if len(ids) != len(roster) or len(ids) > len(self._cluster.peers):
             return f"{len(ids)} entries for {len(self._cluster.peers)} peers"
-        present = len([entry for entry in roster.entries() if entry.liveness in PRESENT])
+        opinions = [entry.liveness for entry in roster.entries()]
+        present = sum(map(opinions.count, PRESENT))
         if present != roster.present_count:
             return f"counts {roster.present_count} present, has {present}"
         return None
@@ -180,6 +177,15 @@ GOSSIP_CHECKERS = (
 )
 
 
+@dataclass(slots=True)
+class _Seen:
+    """How far one process' roster was when it was last looked at."""
+
+    epoch: int
+    revision: int = -1
+    shape: int = -1
+
+
 class Checkers:
     """Hangs checkers on a cluster and keeps what they find."""
 
@@ -188,23 +194,32 @@ class Checkers:
         self._asked_always = [checker for checker in checkers if checker.looks_at == "all"]
         self._asked_of_emits = [checker for checker in checkers if checker.looks_at == "emits"]
         self._asked_of_changed = [checker for checker in checkers if checker.looks_at == "changed"]
+        self._asked_of_shape = [checker for checker in checkers if checker.looks_at == "shape"]
         self._violations_max = violations_max
         self.violations: list[Violation] = []
-        self._revisions: dict[tuple[int, int], int] = {}
+        self._seen = [_Seen(peer.epoch) for peer in cluster.peers]
         cluster.observe.append(self._observe)
 
     def _observe(self, peer: SimPeer, event: fx.Event, effects: list[fx.Effect]) -> None:
         if peer.twist is not None:
             return
         membership = _membership(peer)
-        changed = self._changed(peer, membership)
-        emits = [effect for effect in effects if isinstance(effect, fx.Emit)]
+        roster = membership.roster
+        seen = self._seen[peer.number]
+        if seen.epoch != peer.epoch:
+            seen = self._seen[peer.number] = _Seen(peer.epoch)
+        changed = [] if seen.revision == roster.revision else roster.changed_since(seen.revision)
+        emits = [effect for effect in effects if type(effect) is fx.Emit]
         moment = Moment(peer, membership, emits, changed)
         self._ask(self._asked_always, moment)
         if emits:
             self._ask(self._asked_of_emits, moment)
+        seen.revision = roster.revision
         if changed:
             self._ask(self._asked_of_changed, moment)
+        if seen.shape != roster.shape:
+            seen.shape = roster.shape
+            self._ask(self._asked_of_shape, moment)
 
     def _ask(self, checkers: list[Checker], moment: Moment) -> None:
         for checker in checkers:
@@ -212,15 +227,6 @@ class Checkers:
             if text is not None and len(self.violations) < self._violations_max:
                 now_s = self._cluster.world.now_s
                 self.violations.append(Violation(now_s, moment.peer.name, checker.rule, text))
-
-    def _changed(self, peer: SimPeer, membership: Membership) -> list[Entry]:
-        roster = membership.roster
-        key = (peer.number, peer.epoch)
-        since = self._revisions.get(key, -1)
-        if since == roster.revision:
-            return []
-        self._revisions[key] = roster.revision
-        return roster.changed_since(since)
 
 
 def unsettled(cluster: Cluster) -> list[str]:

@@ -216,19 +216,21 @@ class Cluster:
             self._deliver(peer, fx.DialFailed(source, {address_of(other): value}))
 
     def _arrived(self, peer: SimPeer, source: PeerId, item: tuple[Any, Any]) -> None:
+        if peer.machine is None:
+            return
         message, tensor = item
         if isinstance(message, bytes):
             try:
                 message = wire.decode(message)
             except RemoteProtocolError as error:
-                self._deliver(peer, fx.Malformed(source, error.code, error.text))
+                self._handle(peer, fx.Malformed(source, error.code, error.text))
                 return
         if tensor is None:
-            self._deliver(peer, fx.Arrived(source, message))
+            self._handle(peer, fx.Arrived(source, message))
             return
         size_bytes, content = tensor
         ref = peer.slots.acquire(size_bytes, content)
-        self._deliver(peer, fx.Arrived(source, message, ref, ref is None))
+        self._handle(peer, fx.Arrived(source, message, ref, ref is None))
 
     def _deliver(self, peer: SimPeer, event: fx.Event) -> None:
         if peer.is_paused:

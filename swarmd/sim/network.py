@@ -96,7 +96,7 @@ class Network:
 
         priority: 0, control, does not wait for the upload; the others share it.
         """
-        link = self._links.get(_pair(source, target))
+        link = self._links.get((source, target) if source < target else (target, source))
         if link is None or source not in link.ends:
             return False
         self.sent_messages += 1
@@ -130,13 +130,13 @@ class Network:
         self._world.at(arrives_s, self._arrive, epoch, source, target, item)
 
     def _arrive(self, epoch: int, source: int, target: int, item: Any) -> None:
-        link = self._links.get(_pair(source, target))
+        link = self._links.get((source, target) if source < target else (target, source))
         if link is not None and link.epoch == epoch and target in link.ends:
             self._tell(target, "arrived", source, item)
 
     def delay_s(self, source: int, target: int) -> float:
         """One way, without jitter."""
-        pair = _pair(source, target)
+        pair = (source, target) if source < target else (target, source)
         delay_s = self._delays.get(pair)
         if delay_s is None:
             delay_s = self._profile.delay_s * self._rng.uniform(0.5, 2.0)

@@ -23,7 +23,7 @@ class Trace:
         self._cluster = cluster
         self._line = line
         self._hash = hashlib.blake2b(digest_size=16)
-        self._gathered = array("d")
+        self._gathered: list[float] = []
         self._numbers: dict[type[fx.Event], int] = {}
         """Of each kind of event, the same in every process."""
         self.events = 0
@@ -51,13 +51,13 @@ class Trace:
         number = self._numbers.get(kind)
         if number is None:
             number = self._numbers[kind] = zlib.crc32(kind.__name__.encode())
-        self._gathered.extend((self._cluster.world.now_s, peer.number, number, len(effects)))
+        self._gathered += (self._cluster.world.now_s, peer.number, number, len(effects))
         if len(self._gathered) >= GATHERED_MAX:
             self._hash_gathered()
 
     def _hash_gathered(self) -> None:
-        self._hash.update(self._gathered.tobytes())
-        del self._gathered[:]
+        self._hash.update(array("d", self._gathered).tobytes())
+        self._gathered.clear()
 
     def _emit(self, peer: SimPeer, emit: fx.Emit) -> None:
         self._hash_gathered()
