@@ -57,6 +57,7 @@ class NamedLimits:
     control_messages_per_s: float = 20.0
     memory_growth_bytes_per_min: int = MIB
     idle_cpu_share: float = 0.02
+    """Of one core, by a daemon whose swarm waits, its worker not counted."""
 
     def __post_init__(self) -> None:
         assert self.probe_interval_s < self.dead_after_s
@@ -82,6 +83,7 @@ LOCAL = replace(
     retry_first_s=0.5,
     retry_max_s=10.0,
     retry_known_max_s=5.0,
+    idle_cpu_share=0.05,
 )
 
 
