@@ -47,13 +47,17 @@ class HeadPace:
         for index in entry.leased:
             since_s.setdefault(index, now_s)
 
-    def see_progress(self, before: Entry | None, entry: Entry, now_s: float) -> None:
-        """Its entry of a round was replaced by a newer one."""
+    def see_progress(
+        self, before: Entry | None, entry: Entry, now_s: float, *, says_pace: bool = True
+    ) -> None:
+        """Its entry of a round was replaced by a newer one. says_pace: it comes as it was done, and
+        not later, all at once."""
         self.see_leases(entry, now_s)
         taken = len(entry.taken - before.taken) if before else len(entry.taken)
-        if taken:
+        if taken and says_pace:
             self._strides_s.append((now_s - self.taken_s) / taken)
             self.stride_s = _usual(self._strides_s)
+        if taken:
             self.taken_s = now_s
         if taken or before is None or entry.done != before.done:
             self.heard_s = now_s

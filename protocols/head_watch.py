@@ -54,7 +54,8 @@ class HeadWatch:
         self.meet(entry)
         pace = self._pace.get(entry.key.peer)
         if pace is not None and self._is_of_last_life(entry):
-            pace.see_progress(before, entry, now_s)
+            is_past = entry.key.round < self._ledger.settled
+            pace.see_progress(before, entry, now_s, says_pace=not is_past)
 
     def forget_before(self, round_number: int) -> None:
         for pace in self._pace.values():

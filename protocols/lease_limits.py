@@ -14,11 +14,11 @@ class LeaseLimits:
     flush_s_per_head: float = 0.025
     """With many heads announcements become rarer, so that the traffic of a peer stays the same."""
     flush_s_max: float = 10.0
-    calm_s_per_head: float = 0.4
+    calm_s_per_head: float = 0.6
     """What a head tells the others in the middle of a round, where nobody needs it soon, comes this
     much rarer for each of them: a head then hears some 500 bytes a second of all the others."""
-    calm_s_max: float = 20.0
-    calm_parts: float = 20.0
+    calm_s_max: float = 30.0
+    calm_parts: float = 8.0
     """But so many times in what remains of the round, as far as the pace so far tells."""
     news_s: float = 0.5
     """What an announcement needs to reach all heads once it is sent."""

@@ -24,11 +24,11 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from functools import partial
 
 from swarmd.protocols.announcer import Announcer
 from swarmd.protocols.audit import Audit, audit
 from swarmd.protocols.effects import Arrived, Effect, Emit, Event, SetTimer, Started, TimerFired
-from swarmd.protocols.errors import LocalProtocolError
 from swarmd.protocols.head_watch import HeadWatch
 from swarmd.protocols.held_out import HeldOutTurns
 from swarmd.protocols.ids import MicroBatchId, PeerId
@@ -36,7 +36,7 @@ from swarmd.protocols.lease_limits import LeaseLimits
 from swarmd.protocols.lease_taker import LeaseTaker
 from swarmd.protocols.ledger import Ledger, Verify
 from swarmd.protocols.ledger_entries import Entry, Sign
-from swarmd.protocols.ledger_gossip import WHOLE_EVERY, LedgerGossip, choose_audience
+from swarmd.protocols.ledger_gossip import LedgerGossip, choose_audience
 from swarmd.protocols.messages.ledger import (
     LEASES_OPEN_MAX,
     HeldOutScore,
@@ -47,13 +47,11 @@ from swarmd.protocols.messages.ledger import (
     LedgerWanted,
 )
 from swarmd.protocols.news_pace import COALESCE_S, FLUSH, NewsPace
-from swarmd.protocols.own_work import OwnWork
+from swarmd.protocols.own_work import OwnWork, check_result
 from swarmd.protocols.round_gate import RoundGate
 from swarmd.protocols.run_shape import RunShape
 
 DIGEST, RETRY = "leases/digest", "leases/retry"
-OFFERS_TURNS = 2 * WHOLE_EVERY
-"""In a large swarm so many comparisons bring news of open rounds, if there is any."""
 
 
 class LeaseBook:
@@ -86,6 +84,8 @@ class LeaseBook:
         )
         self._held_out = HeldOutTurns(own, self.ledger, self._watch)
         self._told_ended = 0
+        self._unsaid: list[int] = []
+        """Rounds whose receipts are told after the next flush."""
         self._news_s = -math.inf
         """When the rounds that are open here were last heard of."""
         self._digest_s = limits.digest_s
@@ -131,10 +131,11 @@ class LeaseBook:
                 self._effects += self._gossip.on_totals(peer, totals)
             case TimerFired(name=name) if name == FLUSH:
                 self._effects += self._announcer.flush(now_s)
+                self._tell_seen([self._unsaid.pop() for _ in self._unsaid[:]], now_s)
             case TimerFired(name=name) if name == DIGEST:
                 self._announcer.sign()
                 self._effects += self._gossip.compare()
-                if now_s - self._news_s > self._offers_s:
+                if now_s - self._news_s > self._gossip.offers_after_s(self._limits, self._digest_s):
                     self._effects += self._gossip.consider_offers(1)
                 self._effects.append(SetTimer(DIGEST, self._digest_s))
         self._look(now_s)
@@ -144,12 +145,6 @@ class LeaseBook:
         """What the calls since the last one want done."""
         effects, self._effects = self._effects, []
         return effects
-
-    @property
-    def _offers_s(self) -> float:
-        """Without news of our rounds for so long, one neighbour's word on past ones is enough."""
-        is_large = self._gossip.audience.is_large
-        return OFFERS_TURNS * self._digest_s if is_large else self._limits.offers_s
 
     # ----------------------------------------------------------------------------------- leases
 
@@ -193,8 +188,7 @@ class LeaseBook:
         if micro_batch.held_out:
             self._score(micro_batch, loss_sum, samples, now_s)
             return
-        if not math.isfinite(loss_sum) or samples != self._shape.samples_of(micro_batch):
-            raise LocalProtocolError("malformed", f"{micro_batch}: {samples} samples, {loss_sum}")
+        check_result(micro_batch, loss_sum, samples, {self._shape.samples_of(micro_batch)})
         self._work.done(micro_batch, loss_sum)
         self.counters["done"] += 1
         self._changed(micro_batch.round, now_s)
@@ -256,8 +250,8 @@ class LeaseBook:
     def _score(
         self, micro_batch: MicroBatchId, loss_sum: float, samples: int, now_s: float
     ) -> None:
-        if not math.isfinite(loss_sum) or not 1 <= samples <= self._shape.micro_batch_samples:
-            raise LocalProtocolError("malformed", f"{micro_batch}: {samples} samples, {loss_sum}")
+        possible = range(1, self._shape.micro_batch_samples + 1)
+        check_result(micro_batch, loss_sum, samples, possible)
         score = HeldOutScore(index=micro_batch.index, samples=samples, loss_sum=loss_sum)
         self._work.score(micro_batch, score)
         self._changed(micro_batch.round, now_s)
@@ -379,11 +373,15 @@ class LeaseBook:
             ended = range(self._told_ended, settled)
             self._told_ended = settled
             self._effects += self._announcer.for_everybody(ended, now_s)
-            self._tell_seen(ended, now_s)
+            if self._gossip.audience.is_large and self._gossip.is_in_debt:
+                self._unsaid += ended  # receipts are many: what all wait for goes without them
+            else:
+                self._tell_seen(ended, now_s)
             self._tidy()
             if self.is_complete:
                 self._effects.append(Emit("run_complete", {"rounds": settled}))
-        opened = self._gate.look(settled, lambda number: self.all_leased(number, now_s), now_s)
+        is_all_leased = partial(self.all_leased, now_s=now_s)
+        opened = self._gate.look(settled, self._gossip.newest_told, is_all_leased, now_s)
         if opened:
             self._effects.append(Emit("round_opened", {"round": self._gate.newest}))
             shut = [number - 1 for number in opened if number > settled]

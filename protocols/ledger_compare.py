@@ -10,6 +10,7 @@ keeps one of them.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterable
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -17,7 +18,7 @@ from swarmd.protocols.errors import RemoteProtocolError
 from swarmd.protocols.ids import PeerId
 from swarmd.protocols.intervals import VARINT_MAX, read_varint, varint
 from swarmd.protocols.ledger import Ledger
-from swarmd.protocols.ledger_entries import Entry
+from swarmd.protocols.ledger_entries import Entry, EntryKey
 from swarmd.protocols.messages.ledger import WHO_BYTES, WRITERS_MAX, LedgerDigest, SignedEntry
 
 CHECK_BYTES = 2
@@ -36,6 +37,15 @@ class Difference(NamedTuple):
     """Who, in order."""
 
 
+class News(NamedTuple):
+    """Of one round, in a list that is not whole."""
+
+    known: list[EntryKey]
+    """What both have, just so."""
+    lacking: dict[bytes, int]
+    """Who, and in which version, of what we lack."""
+
+
 def rounds_that_differ(ledger: Ledger, theirs: LedgerDigest) -> list[int]:
     """Rounds in which either side may have what the other lacks. Where they hold a round in sum
     only there is nothing to tell them, and where we do there is nothing to learn."""
@@ -52,8 +62,7 @@ def rounds_that_differ(ledger: Ledger, theirs: LedgerDigest) -> list[int]:
 
 
 def pack_held(ledger: Ledger, round_number: int) -> bytes:
-    held = dict(_told(entry) for entry, _ in _signed(ledger, round_number))
-    return b"".join(who + varint(item.version) + item.check for who, item in sorted(held.items()))
+    return pack_news(entry for entry, _ in _signed(ledger, round_number))
 
 
 def compare_held(ledger: Ledger, round_number: int, body: bytes) -> Difference:
@@ -71,6 +80,32 @@ def compare_held(ledger: Ledger, round_number: int, body: bytes) -> Difference:
             if held is not None and mine.version > held.version:
                 del theirs[who]
     return Difference(they_lack, sorted(theirs))
+
+
+def pack_news(entries: Iterable[Entry]) -> bytes:
+    """The same list, of these only."""
+    held = dict(_told(entry) for entry in entries)
+    return b"".join(who + varint(item.version) + item.check for who, item in sorted(held.items()))
+
+
+def read_news(ledger: Ledger, round_number: int, body: bytes) -> News:
+    """Raises RemoteProtocolError (malformed, wrong_round)."""
+    _check_round(ledger, round_number)
+    theirs = _unpack_held(body)
+    known = []
+    for entry, _ in _signed(ledger, round_number):
+        who, mine = _told(entry)
+        held = theirs.get(who)
+        if held is not None and mine.version >= held.version:
+            if held == mine:
+                known.append(entry.key)
+            del theirs[who]
+    return News(known, {who: held.version for who, held in theirs.items()})
+
+
+def who_is(key: EntryKey) -> bytes:
+    """How a list calls the writer of an entry."""
+    return _who(key.peer, key.incarnation)
 
 
 def wanted_entries(ledger: Ledger, round_number: int, wanted: bytes) -> list[SignedEntry]:

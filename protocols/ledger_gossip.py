@@ -15,7 +15,9 @@ In a small swarm all news concerns everybody. In a large one
                                                   to comparing, which sends an entry to whoever
                                                   lacks it and no further
 
-Where everybody hears every writer directly nobody passes anything on.
+Where everybody hears every writer directly nobody passes anything on. In a large swarm the writer
+sends its entry, and others say that they have it, to their own recipients, which ask whom they hear
+of it from first: so an entry comes to each peer about once, and not from every neighbour.
 
 Entries are signed by whom they speak of. Sums of rounds long ended are not, and a false one could
 make us skip rounds: they are adopted when two recipients, where there are two, know at least as
@@ -31,10 +33,13 @@ from dataclasses import dataclass
 from swarmd.protocols.effects import Effect, Priority, Send
 from swarmd.protocols.errors import LocalProtocolError
 from swarmd.protocols.ids import PeerId
-from swarmd.protocols.ledger import Ledger
+from swarmd.protocols.lease_limits import LeaseLimits
+from swarmd.protocols.ledger import ROUNDS_AHEAD_MAX, Ledger
 from swarmd.protocols.ledger_compare import (
     compare_held,
     pack_held,
+    pack_news,
+    read_news,
     rounds_that_differ,
     wanted_entries,
 )
@@ -45,6 +50,7 @@ from swarmd.protocols.messages.ledger import (
     NOBODY,
     UPDATE_BYTES_MAX,
     UPDATE_ENTRIES_MAX,
+    WRITERS_MAX,
     LedgerDigest,
     LedgerHeld,
     LedgerTotals,
@@ -64,6 +70,11 @@ peers than this make a swarm large."""
 WHOLE_EVERY = 4
 """In a large swarm every so many comparisons look at the open rounds, too, in which nearly always
 something is new."""
+
+OFFERS_TURNS = 2 * WHOLE_EVERY
+"""In a large swarm so many comparisons bring news of open rounds, if there is any."""
+NEVER = -1
+"""Older than any version."""
 
 LedgerMessage = LedgerUpdate | LedgerDigest | LedgerTotals | LedgerHeld | LedgerWanted
 
@@ -130,11 +141,19 @@ class LedgerGossip:
         self._last_compared = own
         """Turns begin behind us, so that not all of a swarm begin with the same peer."""
         self._compared = 0
+        self._asked: dict[tuple[int, bytes], int] = {}
+        """News that we have asked for since the last flush: (round, who) and the version."""
         self._offers: dict[PeerId, LedgerTotals] = {}
+        self._newest_told = 0
 
     @property
     def recipients(self) -> list[PeerId]:
         return sorted(self.audience.told)
+
+    @property
+    def newest_told(self) -> int:
+        """The last round that anybody is known to have begun: said to have been, or found to be."""
+        return max(self._newest_told, self._ledger.newest)
 
     @property
     def is_in_debt(self) -> bool:
@@ -166,13 +185,19 @@ class LedgerGossip:
     def flush(self) -> list[Effect]:
         """Pay all debts. Entries of rounds meanwhile summed up are forgotten."""
         self.is_urgent = False
+        self._asked.clear()  # who has not answered by now may be asked for in vain
         effects: list[Effect] = []
         for peer in sorted(self._owed):
             debts, self._owed[peer] = self._owed[peer], {}
             for reach in (NOBODY, HEADS, EVERYBODY):
                 keys = sorted(key for key in debts if debts[key] == reach)
-                entries = [self._ledger.get(key) for key in keys]
-                signed = [entry.signed for entry in entries if entry and entry.signed]
+                found = [self._ledger.get(key) for key in keys]
+                entries = [entry for entry in found if entry and entry.signed]
+                if reach == EVERYBODY and self.audience.is_large:
+                    passed_on = [entry for entry in entries if entry.key.peer != self._own]
+                    effects += self._announcements(peer, passed_on)
+                    entries = [entry for entry in entries if entry.key.peer == self._own]
+                signed = [entry.signed for entry in entries if entry.signed]
                 effects += self._updates(peer, signed, reach)
         return effects
 
@@ -212,6 +237,7 @@ class LedgerGossip:
         """Say what we hold where we differ; and how far we are, if the other may know in sum only
         what we still lack."""
         ledger = self._ledger
+        self._hear_of(max((item.round for item in theirs.rounds), default=0))
         effects: list[Effect] = []
         if theirs.settled < ledger.base:
             effects.append(self._send(peer, ledger.totals()))
@@ -228,6 +254,9 @@ class LedgerGossip:
 
         Raises RemoteProtocolError (malformed, wrong_round).
         """
+        if message.news:
+            return self._on_news(peer, message)
+        self._hear_of(message.round)
         they_lack, we_lack = compare_held(self._ledger, message.round, message.held)
         effects = self._updates(peer, they_lack, self._reach_of_repairs)
         if we_lack and message.round >= self._ledger.base:
@@ -238,7 +267,22 @@ class LedgerGossip:
     def on_wanted(self, peer: PeerId, message: LedgerWanted) -> list[Effect]:
         """Raises RemoteProtocolError (malformed, wrong_round)."""
         signed = wanted_entries(self._ledger, message.round, message.wanted)
-        return self._updates(peer, signed, self._reach_of_repairs)
+        return self._updates(peer, signed, EVERYBODY if message.news else self._reach_of_repairs)
+
+    def _on_news(self, peer: PeerId, message: LedgerHeld) -> list[Effect]:
+        """Ask for what we lack, unless we have asked somebody; owe the sender nothing it has."""
+        known, lacking = read_news(self._ledger, message.round, message.held)
+        for key in known:
+            self._owed.get(peer, {}).pop(key, None)
+        if message.round < self._ledger.base or len(self._asked) > WRITERS_MAX:
+            return []
+        asked = {(message.round, who): version for who, version in sorted(lacking.items())}
+        fresh = [item for item in asked if asked[item] > self._asked.get(item, NEVER)]
+        if not fresh:
+            return []
+        self._asked.update((item, asked[item]) for item in fresh)
+        wanted = b"".join(who for _, who in fresh)
+        return [self._send(peer, LedgerWanted(round=message.round, wanted=wanted, news=True))]
 
     def on_totals(self, peer: PeerId, totals: LedgerTotals) -> list[Effect]:
         """Consider sums of rounds that we know less of; once adopted, ask for the rest."""
@@ -246,6 +290,10 @@ class LedgerGossip:
             return []
         self._offers[peer] = totals
         return self.consider_offers(min(WITNESSES_MIN, len(self._owed)))
+
+    def offers_after_s(self, limits: LeaseLimits, digest_s: float) -> float:
+        """Without news of our rounds for so long, one neighbour's word on past ones is enough."""
+        return OFFERS_TURNS * digest_s if self.audience.is_large else limits.offers_s
 
     def consider_offers(self, witnesses: int) -> list[Effect]:
         """Adopt the furthest sums that so many recipients know, and ask one for the rest."""
@@ -284,6 +332,10 @@ class LedgerGossip:
         """Ours, or of a life that we have not begun: only we can know what stands in it."""
         return entry.key.peer == self._own and entry.key.incarnation >= self._incarnation
 
+    def _hear_of(self, round_number: int) -> None:
+        if round_number < self._ledger.settled + ROUNDS_AHEAD_MAX:
+            self._newest_told = max(self._newest_told, round_number)
+
     def _owe(self, key: EntryKey, peers: Iterable[PeerId], reach: int) -> None:
         for peer in peers:
             debts = self._owed[peer]
@@ -302,6 +354,15 @@ class LedgerGossip:
     def _reach_of_repairs(self) -> int:
         """In a large swarm others find by comparing what we found so."""
         return NOBODY if self.audience.is_large or self.audience.hears_all else EVERYBODY
+
+    def _announcements(self, peer: PeerId, entries: list[Entry]) -> list[Effect]:
+        """That we have these."""
+        rounds = sorted({entry.key.round for entry in entries})
+        effects: list[Effect] = []
+        for number in rounds:
+            held = pack_news(entry for entry in entries if entry.key.round == number)
+            effects.append(self._send(peer, LedgerHeld(round=number, held=held, news=True)))
+        return effects
 
     def _updates(self, peer: PeerId, entries: list[SignedEntry], reach: int) -> list[Effect]:
         """As few messages as their bounds allow."""

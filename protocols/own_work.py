@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Container
 from dataclasses import dataclass, field
 
 from swarmd.protocols.errors import LocalProtocolError
@@ -24,6 +26,14 @@ class _Round:
     loss_sum: float = 0.0
     held_out: dict[int, HeldOutScore] = field(default_factory=dict)
     witnessed: tuple[Seen, ...] = ()
+
+
+def check_result(
+    micro_batch: MicroBatchId, loss_sum: float, samples: int, possible: Container[int]
+) -> None:
+    """Of one micro-batch that has ended. Raises LocalProtocolError(malformed)."""
+    if not math.isfinite(loss_sum) or samples not in possible:
+        raise LocalProtocolError("malformed", f"{micro_batch}: {samples} samples, {loss_sum}")
 
 
 class OwnWork:

@@ -2,6 +2,10 @@
 
 A deadline that follows from how long rounds have taken keeps one micro-batch that nobody can finish
 from stopping the run; how far rounds may run ahead of it is bounded all the same.
+
+Only rounds that were seen from their beginning say how long one takes. Who comes late, or was cut
+off, hears of several rounds within a moment; taken for short ones, they would open the next round
+long before its time.
 """
 
 from __future__ import annotations
@@ -25,21 +29,29 @@ class RoundGate:
         self._opened_s: dict[int, float] = {}
         self._began_s: dict[int, float] = {}
         self._ended_s: dict[int, float] = {}
+        self._came_late: set[int] = set()
+        """Rounds that we opened when others were in later ones, or before we had heard of any."""
         self._durations_s: deque[float] = deque(maxlen=ROUNDS_REMEMBERED)
         self.newest = -1
         """The newest open round; -1 before the first look."""
 
-    def look(self, settled: int, is_all_leased: Callable[[int], bool], now_s: float) -> list[int]:
+    def look(
+        self, settled: int, newest_told: int, is_all_leased: Callable[[int], bool], now_s: float
+    ) -> list[int]:
         """Open what may be opened. Returns the rounds that just did.
 
         settled: the first round that has not ended; it and those before are open anyhow.
+        newest_told: the last round that others are known to have begun.
         """
         before = self.newest
         if settled > self.newest:
             self._open(min(settled, self._rounds - 1), now_s)
         while self._may_open_next(settled, is_all_leased, now_s):
             self._open(self.newest + 1, now_s)
-        return list(range(before + 1, self.newest + 1))
+        opened = range(before + 1, self.newest + 1)
+        heard_of = newest_told if before >= 0 else self._rounds
+        self._came_late.update(number for number in opened if number < heard_of)
+        return list(opened)
 
     def _may_open_next(
         self, settled: int, is_all_leased: Callable[[int], bool], now_s: float
@@ -74,7 +86,7 @@ class RoundGate:
         """Its last micro-batch has ended."""
         self._ended_s[round_number] = now_s
         opened_s = self._opened_s.get(round_number)
-        if opened_s is not None:
+        if opened_s is not None and round_number not in self._came_late:
             self._durations_s.append(now_s - opened_s)
 
     def ended_s(self, round_number: int) -> float | None:
@@ -84,3 +96,4 @@ class RoundGate:
         for times in (self._opened_s, self._began_s, self._ended_s):
             for number in [number for number in times if number < round_number]:
                 del times[number]
+        self._came_late = {number for number in self._came_late if number >= round_number}

@@ -344,7 +344,8 @@ class DataPart:
 
 @part
 class Contribution:
-    """The same figures every other peer shows for this one, after at most one outer round."""
+    """Over all lives of this peer. Every other peer shows the same for it, after at most one outer
+    round; in its first life it counts by itself until then."""
 
     micro_batches: int | None = None
     tokens: int | None = None

@@ -114,7 +114,7 @@ class LeaseWorld:
         self.sent: Counter[str] = Counter()
         self.reasons: Counter[str] = Counter()
         self.order: list[tuple[float, PeerId, MicroBatchId]] = []
-        names = [PeerId(f"p{number:03d}") for number in range(heads + others)]
+        names = [self._name(number) for number in range(heads + others)]
         for number, peer in enumerate(names):
             speed = self.random.uniform(0.7, 1.3)
             self.hosts[peer] = Host(self._book(peer, 1), number < heads, work_s * speed)
@@ -122,6 +122,9 @@ class LeaseWorld:
         self.neighbours = {peer: self._neighbours(peer, names, degree) for peer in names}
         for peer in names:
             self._start(peer)
+
+    def _name(self, number: int) -> PeerId:
+        return PeerId(f"p{number:03d}")
 
     def _book(self, peer: PeerId, incarnation: int) -> LeaseBook:
         return make_book(peer, self.shape, incarnation, limits=self.limits)

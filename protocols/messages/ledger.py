@@ -12,6 +12,9 @@ lacks it, and of those that both have no more than a few bytes:
     A -> B  LedgerUpdate   those that B lacks, and
             LedgerWanted   which ones A lacks
     B -> A  LedgerUpdate   those
+
+In a large swarm news is passed on in the same way: LedgerHeld, marked as news, to many, and the
+entry itself only to who asks for it with LedgerWanted.
 """
 
 from __future__ import annotations
@@ -161,11 +164,15 @@ class LedgerTotals(Message):
 
 @message(69)
 class LedgerHeld(Message):
-    """What the sender holds of a round in which the receiver's digest differs from its own."""
+    """What the sender holds of a round: all, where the receiver's digest differs from its own; or
+    what it has just heard, for whoever lacks it to ask for."""
 
     round: int = uint(limits.ROUND_MAX)
     held: bytes = raw(HELD_BYTES_MAX)
     """One after the other: who (WHO_BYTES), the version as a varint, two bytes of fingerprint."""
+    news: bool = flag(default=False)
+    """True: only what is new to the sender stands here. What does not is no sign that it lacks it.
+    """
 
 
 @message(59)
@@ -175,6 +182,8 @@ class LedgerWanted(Message):
     round: int = uint(limits.ROUND_MAX)
     wanted: bytes = raw(WRITERS_MAX * WHO_BYTES)
     """Who, WHO_BYTES each."""
+    news: bool = flag(default=False)
+    """True: they were told as news, and whoever gets them tells of them in turn."""
 
 
 assert 3 * INDEX_SET_BYTES_MAX + HELD_OUT_MAX * 48 + SEEN_BYTES_MAX <= ENTRY_BYTES_MAX

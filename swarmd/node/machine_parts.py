@@ -278,11 +278,13 @@ class MachineParts:
         machine = self.machine
         if self.pipeline is None:
             return Contribution()
-        counted = self.pipeline.counters.counted
-        seen = machine.leases.ledger.witnessed_total().get(tag_of(machine.peer), Witnessed())
+        shape, ledger = machine.shape, machine.leases.ledger
+        seen = ledger.witnessed_total().get(tag_of(machine.peer), Witnessed())
+        told = ledger.contributions().get(machine.peer, seen)
+        here = self.pipeline.counters.counted
         return Contribution(
-            micro_batches=counted,
-            tokens=counted * machine.shape.micro_batch_tokens,
+            micro_batches=max(here, told.micro_batches),
+            tokens=max(here * shape.micro_batch_tokens, told.samples * shape.sequence_tokens),
             rounds=seen.rounds,
             receipts=seen.receipts,
         )
