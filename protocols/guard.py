@@ -49,7 +49,8 @@ def guardians_of(stage: int, coverage: Coverage, copies: int) -> tuple[PeerId, .
 class Guard:
     """For the composite: `review` as often as the seat's, `expects` and `handle` as StateFetch's.
 
-    held: by stage, shared with the donor, which gives them on.
+    held: by stage, shared with the donor, which gives them on. save_ledger: what lies beside each:
+    a swarm may come back with nobody else who knows what was done.
     """
 
     def __init__(
@@ -58,12 +59,14 @@ class Guard:
         rounds: int,
         rules: GuardRules,
         next_number: Callable[[], int],
+        save_ledger: Callable[[], Iterable[Message]],
         held: Iterable[Guarded] = (),
     ) -> None:
         self._own = own
         self._rounds = rounds
         self._rules = rules
         self._next_number = next_number
+        self._save_ledger = save_ledger
         self.held = {guarded.stage: guarded for guarded in held}
         self.fetch: StateFetch | None = None
         self._keeping: tuple[int, Guarded] | None = None
@@ -169,7 +172,7 @@ class Guard:
         token = self._next_number()
         self._keeping = (token, guarded)
         about = GuardedStage(stage=stage, round=plan.round, sketch=plan.middle)
-        ledger = (encode(about),)
+        ledger = tuple(encode(message) for message in (about, *self._save_ledger()))
         return [fx.KeepCheckpoint(token, path, stage, plan.round, plan.step, ledger, guarded=True)]
 
     def _kept(self, event: fx.Event, now_s: float) -> list[fx.Effect]:

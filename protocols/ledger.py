@@ -106,6 +106,11 @@ class Ledger:
         return self._sums.rounds
 
     @property
+    def is_blank(self) -> bool:
+        """Nobody has told of anything that was done, or begun."""
+        return self.base == 0 and not self._rounds
+
+    @property
     def settled(self) -> int:
         """The first round that has not ended."""
         if self._may_settle:

@@ -9,8 +9,9 @@
     COMMIT     what the steps made of x becomes the weights
 
 Mix2's means are applied as they come, so their bytes are never held. Alone, with alpha 1 and mu 0,
-there is nothing to do: the replica goes on from where it is, bit for bit (RND-07). Its first round
-is remembered in any case: where many start at once, who else is there shows only later.
+there is nothing to do: the replica goes on from where it is, bit for bit (RND-07). What the round
+began with is remembered in any case: who else is there may show only later, and newcomers,
+guardians and exports want it.
 """
 
 from __future__ import annotations
@@ -122,14 +123,7 @@ class OuterRound:
         because the others are so far."""
         return self.number if self._skips_to is None else self._skips_to
 
-    @property
-    def _is_alone(self) -> bool:
-        return len(self.group(MIX1)) == len(self.group(MIX2)) == 1
-
     def begin(self, now_s: float) -> None:
-        if self._is_alone and self._around.rules.is_plain and not self._is_first:
-            self.phase = Phase.INNER
-            return
         self._desk.ask(self, snapshot_call(self.number), self._snapshot_made)
 
     def inner_ended(

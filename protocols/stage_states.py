@@ -17,18 +17,17 @@ from typing import Any
 from swarmd.protocols import effects as fx
 from swarmd.protocols.checkpoint_keeper import CheckpointKeeper
 from swarmd.protocols.coverage import Coverage
-from swarmd.protocols.errors import ProtocolError
 from swarmd.protocols.guard import Guard, guardians_of
 from swarmd.protocols.ids import PeerId
 from swarmd.protocols.leases import LeaseBook
-from swarmd.protocols.messages import ledger
 from swarmd.protocols.messages.state import ChunkRequest, StateRequest
 from swarmd.protocols.peer_setup import PeerSetup
 from swarmd.protocols.placement import Placement
 from swarmd.protocols.roster import RosterView
+from swarmd.protocols.saved_ledgers import SavedLedger, SavedLedgers, take_up
 from swarmd.protocols.saved_states import SavedState
 from swarmd.protocols.seat import Seat
-from swarmd.protocols.state_donor import StateDonor
+from swarmd.protocols.state_donor import Guarded, StateDonor
 
 HANDOVER_S = 10.0
 """A peer that wants to go waits so long, at most, for somebody to take over what only it has."""
@@ -46,7 +45,9 @@ class StageStates:
         self._stages = setup.shape.stages
         self._rounds = setup.shape.rounds
         self._copies = setup.guard.copies
-        self.guard = Guard(own, setup.shape.rounds, setup.guard, next_number, setup.guarded)
+        self.guard = Guard(
+            own, setup.shape.rounds, setup.guard, next_number, leases.save, setup.guarded
+        )
         self.donor = StateDonor(next_number, guarded=self.guard.held)
         self.checkpoints = CheckpointKeeper(leases, next_number)
         self.seat = Seat(
@@ -60,6 +61,8 @@ class StageStates:
             partial=setup.partial,
             guarded=self.guard.held,
         )
+        on_disk = [*map(_ledger_of, setup.saved), *map(_ledger_of, setup.guarded)]
+        self._ledgers = SavedLedgers(on_disk, leases)
         self.handed_to: tuple[PeerId, ...] = ()
         """Who has what only we had, when we went."""
         self._handing_since_s: float | None = None
@@ -104,9 +107,11 @@ class StageStates:
         has_state = has_begun or self._is_imported
         for effect in self.seat.review(view, coverage, linked, has_state, now_s):
             if isinstance(effect, fx.Emit) and effect.name == "state/resumes":
-                effects += self._take_up_ledger(effect.fields["saved"])
+                found = _ledger_of(effect.fields["saved"])
+                effects += take_up(self._leases, found, found.round)
             else:
                 effects.append(effect)
+        effects += self._ledgers.review(coverage, now_s)
         if self.seat.phase != "held" and not self.guard.collecting:
             return [*effects, *self.guard.drop()]  # first our own
         return [*effects, *self.guard.review(coverage, self.seat.stage, linked, now_s)]
@@ -114,17 +119,6 @@ class StageStates:
     def collect(self) -> None:
         """Have a snapshot of every stage but our own, which is written down anyway."""
         self.guard.collect(stage for stage in range(self._stages) if stage != self.seat.stage)
-
-    def _take_up_ledger(self, saved: SavedState) -> list[fx.Effect]:
-        """Nobody trains: what was done is what the disks say, up to the round that is taken up."""
-        kinds = (ledger.LedgerTotals, ledger.LedgerUpdate)
-        messages = [message for message in saved.ledger if isinstance(message, kinds)]
-        try:
-            self._leases.restore(messages, saved.round)
-        except ProtocolError as error:
-            fields = {"stage": saved.stage, "round": saved.round, "code": error.code}
-            return [fx.Emit("checkpoint_unusable", fields)]
-        return []
 
     def wants_links(self, coverage: Coverage) -> list[PeerId]:
         """Whom we need a link to: the next stage, and our own, with which we mix; and who has a
@@ -155,3 +149,7 @@ class StageStates:
 
 def release(event: fx.Arrived) -> list[fx.Effect]:
     return [] if event.payload is None else [fx.Release(event.payload)]
+
+
+def _ledger_of(found: SavedState | Guarded) -> SavedLedger:
+    return SavedLedger(found.stage, found.round, found.ledger)

@@ -19,6 +19,7 @@ from swarmd.protocols.coverage import Coverage
 from swarmd.protocols.errors import LocalProtocolError
 from swarmd.protocols.ids import MicroBatchId, PeerId
 from swarmd.protocols.leases import LeaseBook
+from swarmd.protocols.limits import ROUNDS_OPEN_MAX
 from swarmd.protocols.loss_book import LossBook
 from swarmd.protocols.messages import is_of, mixing, state
 from swarmd.protocols.messages import pipeline as pipeline_messages
@@ -265,7 +266,7 @@ class StageWork:
 
     def lead(self, now_s: float) -> list[fx.Effect]:
         """As a head: start what may be started."""
-        if self.pipeline is None or self.stage != 0:
+        if self.pipeline is None or self.stage != 0 or self._is_ledger_behind:
             return []
         effects: list[fx.Effect] = []
         for _ in range(self.pipeline.capacity(now_s)):
@@ -277,6 +278,12 @@ class StageWork:
             self.pipeline.set_round_gate(micro_batch.round)  # a lease may be what opened it
             effects += self.pipeline.start(micro_batch, now_s)
         return self._wire(effects, now_s)
+
+    @property
+    def _is_ledger_behind(self) -> bool:
+        """What it would give us to do was done long ago: the news of it is on its way."""
+        ledger = self.leases.ledger
+        return ledger.settled < self.round - ROUNDS_OPEN_MAX or (ledger.is_blank and self.round > 0)
 
     def _next_micro_batch(self, now_s: float) -> MicroBatchId | None:
         held_out = self.leases.next_held_out(now_s)

@@ -43,7 +43,10 @@ RETRY_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Guarded:
-    """A file with the state of a stage that is not ours."""
+    """A file with the state of a stage that is not ours.
+
+    ledger: what the swarm had done by then; of a former life's snapshots only.
+    """
 
     stage: int
     round: int
@@ -51,6 +54,7 @@ class Guarded:
     path: str
     sketch: tuple[float, ...] = ()
     size_bytes: int = 0
+    ledger: tuple[Message, ...] = ()
 
 
 @dataclass(slots=True)

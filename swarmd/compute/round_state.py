@@ -39,9 +39,9 @@ def round_state(
 ) -> tuple[dict[str, Any], int]:
     """args: path; round, the one that is on. data: round, next_step, sketch.
 
-    A replica that mixes with nobody keeps no x: then it is what the weights are now. If the worker
-    is further already than `round`, it says so in its answer. Raises JobFailed: not_ready between
-    two rounds, disk_full, disk_error.
+    Once the last round is over, and before the first, no round is on: then it is what the weights
+    are now. If the worker is further already than `round`, it says so in its answer. Raises
+    JobFailed: not_ready between two rounds, disk_full, disk_error.
     """
     layout = FlatLayout(worker.stage.shapes, worker.run_config.outer.mix2_cover)
     outer, round_number = worker.outer, int(args["round"])

@@ -64,7 +64,8 @@ def guarded_in(
 
 def _guarded(checkpoint: Checkpoint) -> Guarded:
     """Raises StoreError."""
-    about = [item for item in _saved(checkpoint).ledger if isinstance(item, GuardedStage)]
+    ledger = _saved(checkpoint).ledger
+    about = [item for item in ledger if isinstance(item, GuardedStage)]
     return Guarded(
         checkpoint.stage,
         checkpoint.round,
@@ -72,6 +73,7 @@ def _guarded(checkpoint: Checkpoint) -> Guarded:
         name_of_guarded(checkpoint.stage, checkpoint.round),
         about[0].sketch if about else (),
         sum(file.bytes for file in checkpoint.files),
+        tuple(item for item in ledger if not isinstance(item, GuardedStage)),
     )
 
 

@@ -97,8 +97,8 @@ def saved_on(disk: dict[str, Any]) -> tuple[SavedState, ...]:
 
 def guarded_on(disk: dict[str, Any]) -> tuple[Guarded, ...]:
     return tuple(
-        Guarded(stage, number, step, name)
-        for name, (stage, number, step, _) in sorted(disk.get("guarded", {}).items())
+        Guarded(stage, number, step, name, ledger=tuple(decode(body) for body in ledger[1:]))
+        for name, (stage, number, step, ledger) in sorted(disk.get("guarded", {}).items())
     )
 
 

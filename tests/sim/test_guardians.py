@@ -149,3 +149,27 @@ def test_what_does_not_fit_into_the_quota_is_not_kept_and_said() -> None:
     assert {fields["code"] for fields in swarm.of("guard_failed")} == {"disk_limit"}
     assert not any(guarded_on(peer.disk) for peer in swarm.cluster.peers)
     assert not [name for p in swarm.cluster.peers for name in p.disk["files"] if "guard" in name]
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_a_whole_swarm_comes_back_though_one_stage_is_in_a_guardians_hands_alone(
+    first: int,
+) -> None:
+    """STATE-06 with STAG-01: nobody who trains knows what was done, and the disks do."""
+    swarm = Swarm(6, 2)
+    swarm.run_until(lambda: swarm.round() >= 3 and bool(swarm.of("state_guarded")))
+    (lost,) = swarm.on(1)
+    done = swarm.round()
+    for peer in swarm.cluster.running():
+        swarm.cluster.crash(peer.number, keep_disk=peer is not lost)
+    order = [lost.number, 1 - lost.number] if first else [1 - lost.number, lost.number]
+    swarm.cluster.start(order[0])
+    swarm.cluster.start(order[1], (order[0],))
+    swarm.run_until(lambda: len(swarm.of("state_restored")) == 2)
+    assert all(told["saved_round"] >= done - GUARD_ROUNDS for told in swarm.of("state_restored"))
+    swarm.run_until(swarm.is_over)
+    for peer in swarm.cluster.running():
+        found = audit(machine_of(peer).leases.ledger, 0)
+        assert found.clean, found
+    expired = [name for _, name, _ in swarm.told if name == "lease_expired"]
+    assert len(expired) < 100, "no storm of leases that are too late"

@@ -82,7 +82,7 @@ def test_between_two_rounds_there_is_none(tmp_path: Path) -> None:
     assert written(worker, tmp_path / "state")["round"] == 1, "it is further than it was asked"
 
 
-def test_a_replica_that_mixes_with_nobody_gives_its_weights_of_now(tmp_path: Path) -> None:
+def test_where_no_round_is_on_it_is_what_the_weights_are_now(tmp_path: Path) -> None:
     worker = replica(1)
     told = written(worker, tmp_path / "state", round_number=4)
     assert told["round"] == 4
