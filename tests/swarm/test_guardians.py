@@ -69,6 +69,41 @@ def test_a_stage_that_was_lost_with_its_disks_is_restored_without_an_operator(
         )
 
 
+def test_a_whole_swarm_comes_back_though_one_stage_is_in_a_guardians_hands_alone(
+    tmp_path: Path,
+) -> None:
+    settings = {"inner_steps": 4, "total_steps": 4000, "guard_rounds": GUARD_ROUNDS}
+    with daemons(tmp_path, stages=2, peers_min=2, **settings) as swarm:
+        swarm.start("p0", first=True)
+        swarm.start("p1", via="p0")
+        both = ("p0", "p1")
+
+        def round_of(name: str) -> int:
+            return int((swarm.status(name).get("progress") or {}).get("outer_round") or 0)
+
+        def audited(name: str) -> dict[str, Any]:
+            return answer_of("--home", str(swarm.peers[name].home), "data", "audit")
+
+        swarm.wait("both train", lambda: all(round_of(name) >= 3 for name in both))
+        at_last = next(n for n in both if swarm.status(n)["stage"]["index"] == 1)
+        head = next(name for name in both if name != at_last)
+        swarm.wait("the last stage is guarded", lambda: events(swarm, head, "state_guarded"))
+        done = audited(head)["samples_completed"]
+        before = round_of(head)
+        for name in both:
+            swarm.kill(name)
+        shutil.rmtree(swarm.peers[at_last].home / "data")
+        swarm.start(head)
+        swarm.start(at_last, via=head)
+        swarm.wait("training goes on", lambda: all(round_of(n) >= before + 2 for n in both))
+        late = [e for e in events(swarm, head, "lease_expired") if e["data"]["reason"] == "late"]
+        assert len(late) < 50
+        for name in both:
+            found = audited(name)
+            assert found["clean"]
+            assert found["samples_completed"] >= done * (before - GUARD_ROUNDS) // (before + 1)
+
+
 def test_any_peer_exports_a_run_that_is_on_and_the_last_of_a_stage_hands_it_over(
     tmp_path: Path,
 ) -> None:
