@@ -192,15 +192,10 @@ class PeerMachine:
     def _react(self, now_s: float) -> list[fx.Effect]:
         """What follows from the new state of things, after every event."""
         effects: list[fx.Effect] = []
-        view = self.membership.view(now_s)
-        linked = frozenset(self.greeting.greeted)
-        if (view.shape, linked) != self._seen:
-            self._seen = (view.shape, linked)
-            self._revision = view.revision
-            effects += self._swarm_changed(view, linked, now_s)
-        elif view.revision != self._revision:
-            self._revision = view.revision  # progress alone: what follows waits for the review
-            self.coverage = coverage_of(view, self.shape.stages)
+        seen = (self.membership.roster.shape, frozenset(self.greeting.greeted))
+        if seen != self._seen:  # progress alone waits for the review
+            self._seen = seen
+            effects += self._swarm_changed(self.membership.view(now_s), seen[1], now_s)
         effects += self.work.open_rounds(now_s)
         if self.pauses.current is not None:
             effects += self.work.rest()
@@ -216,7 +211,7 @@ class PeerMachine:
         self, view: RosterView, linked: frozenset[PeerId], now_s: float
     ) -> list[fx.Effect]:
         """The roster or our links are not what they were."""
-        self.coverage = coverage_of(view, self.shape.stages)
+        self._look_who_covers(view)
         others = [peer.peer for peer in view.present() if peer.peer != self.peer]
         self.was_with_others = self.was_with_others or bool(others)
         if others:
@@ -234,6 +229,11 @@ class PeerMachine:
         effects = self.work.review(view, self.coverage, linked, self.has_begun, now_s)
         return effects + self._locate(view)
 
+    def _look_who_covers(self, view: RosterView) -> None:
+        if view.revision != self._revision:
+            self._revision = view.revision
+            self.coverage = coverage_of(view, self.shape.stages)
+
     def _locate(self, view: RosterView) -> list[fx.Effect]:
         effects: list[fx.Effect] = []
         for peer in view.present():
@@ -246,6 +246,7 @@ class PeerMachine:
     def _review(self, now_s: float) -> list[fx.Effect]:
         """Every so often: tell the others how far we are, and look again at our stage."""
         view, linked = self.membership.view(now_s), frozenset(self.greeting.greeted)
+        self._look_who_covers(view)
         effects = self.greeting.review(now_s)
         effects += self.work.review(view, self.coverage, linked, self.has_begun, now_s)
         self.membership.want_links(self.work.states.wants_links(self.coverage))

@@ -145,6 +145,7 @@ def test_rnd_01_joiner_in_any_phase_says_why_it_waits_until_it_trains() -> None:
             assert reason.text
             assert reason.state in STATE_OF_CODE[reason.code]
             assert reason.code not in ("training", "mixing") or machine.work.is_held, reason
+            assert reason.code != "state_verifying" or reason.eta_at_s is not None, reason
             if reason.eta_at_s is not None:
                 promised.add(number)
             if machine.membership.record.micro_batches:
