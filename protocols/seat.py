@@ -86,6 +86,7 @@ class Seat:
         self.is_from_disk = False
         """The state held, or being loaded, was on a disk: ours or a guardian's."""
         self._loading: str | None = None
+        self._has_claimed = False
         self._load_pace = LoadPace()
         self.changes = 0
         self.why = ""
@@ -109,6 +110,20 @@ class Seat:
         self._may_choose = self._may_choose or len(view.present()) > 1
         if self._is_observer or not self._may_choose or self.is_away:
             return []
+        effects = self._review(view, coverage, linked, has_begun, now_s)
+        if not self._has_claimed and isinstance(self._fields.get("stage"), int):
+            self._has_claimed = True
+            effects.append(fx.Emit("stage_claimed"))
+        return effects
+
+    def _review(
+        self,
+        view: RosterView,
+        coverage: Coverage,
+        linked: frozenset[PeerId],
+        has_begun: bool,
+        now_s: float,
+    ) -> list[fx.Effect]:
         if self.resuming is not None:
             effects = self._resume(view, coverage, now_s)
             if self.resuming is not None or effects:

@@ -245,8 +245,6 @@ class PeerNode:
             path_of=driver.files.path_of,
         )
         self.loader.on_lowered = self._micro_batch_lowered
-        if not life.config.observe:
-            self.loader.prepare()
         self._memory = PeerMemory(
             life.home,
             run.run_id,
@@ -357,6 +355,8 @@ class PeerNode:
             case "state_changed":
                 self.reporter.event(told)
                 self.on_change()
+            case "stage_claimed" if self.loader is not None:
+                self.loader.prepare()
             case _:
                 self.reporter.event(told)
 

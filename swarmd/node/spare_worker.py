@@ -1,8 +1,8 @@
 """A worker's process that is started ahead of its work, and imports meanwhile.
 
 Importing torch takes seconds, and so does settling with the others who takes which stage. So the
-process is started when the run is known, and is handed to whoever first needs one. If nobody does,
-it ends with its nursery.
+process is started with the peer's first claim, and is handed to whoever first needs one. If nobody
+does, it ends with its nursery.
 """
 
 from __future__ import annotations
