@@ -42,14 +42,8 @@ from swarmd.protocols.own_parts import OwnParts
 from swarmd.protocols.reducer import ReducedPart, Reducer
 
 NOT_TAKEN_CODES = (
-    LATE,
-    WITHDRAWN,
-    "wrong_group",
-    "wrong_shape",
-    "wrong_dtype",
-    "wrong_stage",
-    "wrong_round",
-)
+    LATE, WITHDRAWN, "wrong_group", "wrong_shape", "wrong_dtype", "wrong_stage", "wrong_round",
+)  # fmt: skip
 """For a whole exchange. What a peer says ends up in our status, so it may not say anything."""
 
 

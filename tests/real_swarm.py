@@ -113,6 +113,11 @@ class RealSwarm:
         self.processes.peers[number].planned_exit = True
         control.signal_group(self.processes.peers[number], signal.SIGKILL)
 
+    def leave(self, number: int) -> None:
+        """As Ctrl-C: it drains, says goodbye and ends with 0."""
+        self.processes.peers[number].planned_exit = True
+        self.processes.peers[number].signal(signal.SIGTERM)
+
     def close(self) -> None:
         for peer in self.processes.peers:
             control.signal_group(peer, signal.SIGCONT)

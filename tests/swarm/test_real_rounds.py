@@ -8,11 +8,16 @@ stands in docs/lab.md.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
+from statistics import median
+from typing import Any
 
 import pytest
 from real_swarm import RealSwarm, real_swarm
 from small_replicas import LOSS_FIRST, REPLICAS, run_file, wait_for_round
+
+from swarmd.json_record import unix_s
 
 pytestmark = [pytest.mark.process, pytest.mark.swarm, pytest.mark.slow]
 
@@ -67,3 +72,41 @@ def test_one_stopped_and_one_killed_cost_the_others_a_deadline_each(swarm: RealS
         assert len(held) <= 2, f"{held}: more than the round that met each of them"
         status = swarm.last_status(number)
         assert status["progress"]["loss_last_tenth"] < 0.7 * LOSS_FIRST
+
+
+@pytest.mark.parametrize("swarm", [(24, 0)], indirect=True)
+def test_when_one_of_four_leaves_three_mix_on_and_nobody_is_waited_for(swarm: RealSwarm) -> None:
+    ids = [swarm.id_of(number) for number in range(REPLICAS)]
+    wait_for_round(swarm, 9)
+    swarm.leave(3)
+    left_in = len(swarm.rounds(0))
+    swarm.wait_until_ended(*range(REPLICAS))
+    assert swarm.processes.peers[3].exit_code == 0
+    for number in range(3):
+        rounds = swarm.rounds(number)
+        assert [fields["round"] for fields in rounds] == list(range(24)), "none is left out"
+        after = rounds[left_in + 2 :]
+        assert len(after) >= 10
+        for fields in after:
+            assert set(fields["planned"]) == set(ids[:3]), "the one that left is not expected"
+            assert not fields["missing"]
+        lengths = [ended_s(two) - ended_s(one) for one, two in pairwise(rounds)]
+        for name, some in (
+            ("before", range(2, left_in)),
+            ("when it left", range(left_in, left_in + 2)),
+            ("after", range(left_in + 2, 24)),
+        ):
+            show(f"p{number} {name}", [lengths[n - 1] for n in some], [rounds[n] for n in some])
+
+
+def ended_s(fields: dict[str, Any]) -> float:
+    return unix_s(fields["at"])
+
+
+def show(name: str, lengths_s: list[float], rounds: list[dict[str, Any]]) -> None:
+    """What `-s` prints: a round's medians, and its longest."""
+    held_s = [fields["held_s"] for fields in rounds]
+    print(
+        f"{name}: {len(rounds)} rounds of {median(lengths_s):.1f} s (longest {max(lengths_s):.1f}),"
+        f" held {median(held_s):.2f} s (longest {max(held_s):.2f})"
+    )
