@@ -35,7 +35,8 @@ RUN apt-get update \
     && install -d -o swarmd -g swarmd -m 0700 /var/lib/swarmd
 COPY --from=build /opt/swarmd /opt/swarmd
 ENV PATH=/opt/swarmd/bin:$PATH SWARMD_HOME=/var/lib/swarmd PYTHONUNBUFFERED=1
-USER swarmd
+# By number: Kubernetes and others cannot tell from a name that it is not root.
+USER 10001
 WORKDIR /var/lib/swarmd
 VOLUME /var/lib/swarmd
 EXPOSE 4710 4711

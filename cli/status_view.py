@@ -30,6 +30,7 @@ def status_lines(status: Status, printer: Printer) -> list[str]:
         *_state(status, printer, width),
         *_round(status, width),
         *_training(status, width),
+        *_devices(status, width),
         *_swarm(status, width),
         *_counted(status, width),
         *_health(status, printer, width),
@@ -174,6 +175,21 @@ def _transfer(status: Status, width: int) -> list[str]:
     done = f"{f.size(transfer.bytes_done)} of {f.size(transfer.bytes_total)}"
     donors = f.plural(len(transfer.donors), "donor")
     return row("state", [f"{done} from {donors}"], width)
+
+
+def _devices(status: Status, width: int) -> list[str]:
+    """A line for each further device: a peer of its own, with a home of its own."""
+    lines: list[str] = []
+    for slot in status.slots:
+        if slot.home is None:
+            continue
+        what = (
+            slot.state if slot.state == slot.reason_code else f"{slot.state} ({slot.reason_code})"
+        )
+        speed = None if slot.tokens_per_s is None else f"{f.scaled(slot.tokens_per_s)} tok/s"
+        stage = None if slot.stage is None else f"stage {slot.stage}"
+        lines += row("also", [slot.device, stage, what, speed, f"--home {slot.home}"], width)
+    return lines
 
 
 def _swarm(status: Status, width: int) -> list[str]:

@@ -378,7 +378,7 @@ class StateFetch:
     def reason(self, now_s: float) -> Reason:
         """What to show meanwhile."""
         plan, pieces = self.plan, self.pieces
-        if self._disk_code in ("disk_full", "disk_error"):
+        if self._disk_code in ("disk_full", "disk_limit", "disk_error"):
             text = f"the state of stage {self.stage} cannot be written; what is there is kept"
             return Reason(code=self._disk_code, text=text, stage=self.stage)
         if not any(donor.is_engaged for donor in self.donors.values()):

@@ -151,6 +151,20 @@ class CheckpointFolder:
         self._rotate(stage)
         return target
 
+    def drop_oldest(self, stage: int) -> bool:
+        """False: there is but one that can be used, and it stays."""
+        names = [name for name in self._names(stage) if name not in self._unusable]
+        if len(names) < 2:
+            return False
+        self._remove(names[0])
+        return True
+
+    def bytes_of(self, stage: int) -> int:
+        """What all that can be used of the stage take."""
+        names = [name for name in self._names(stage) if name not in self._unusable]
+        files = [file for name in names for file in (self.path / name).iterdir()]
+        return sum(file.stat().st_size for file in files)
+
     def _rotate(self, stage: int) -> None:
         """The oldest of the stage go, so that `kept` usable ones stay."""
         names = [name for name in self._names(stage) if name not in self._unusable]

@@ -33,6 +33,8 @@ class WorkerConfig:
     """Most sequences computed at a time; None: the whole micro-batch."""
     recompute: bool = False
     """Recompute activations in the backward rather than keep them."""
+    memory_max_bytes: int | None = None
+    """Most memory for the stage and its work, on the device; None: what there is."""
     cache_dir: Path
     """Where the corpus is packed and mapped from."""
     data_source: str = ""

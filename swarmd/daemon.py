@@ -32,6 +32,7 @@ from swarmd.identity import Identity, load_or_create
 from swarmd.json_record import utc
 from swarmd.logs import start_logging, stop_logging
 from swarmd.named_limits import NamedLimits, limits_of
+from swarmd.node.companions import Companions
 from swarmd.node.life import Life
 from swarmd.node.peer_node import PeerNode
 from swarmd.node.reload import reload
@@ -67,8 +68,10 @@ class JoinRequest:
     waits_for_lock: bool = False
     stays: bool = False
     is_verbose: bool = False
-    reread: Callable[[], PeerConfig] | None = None
-    """The settings as they are now, for SIGHUP. Raises UserError."""
+    companions: tuple[PeerConfig, ...] = ()
+    """Settings of the further devices' daemons."""
+    reread: Callable[[], Sequence[PeerConfig]] | None = None
+    """The settings as they are now, for SIGHUP: ours, then the companions'. Raises UserError."""
     show: Callable[[Status, Peers], None] | None = None
     """Told once a second how it stands, for a live picture. Must not wait."""
     tell: Callable[[dict[str, Any]], None] | None = None
@@ -152,6 +155,8 @@ class Daemon:
             )
         )
         self.node.on_leave = self.leave
+        self._companions = Companions(self.node, request.companions, request.say)
+        self.node.companions = self._companions
         if request.tell is not None:
             self.node.feed.on_event = request.tell
         self._talk = Talk(self.node, request.say)
@@ -173,6 +178,7 @@ class Daemon:
                 nursery.start_soon(self._manager.keep_told, self.node.reason, self._beats)
                 nursery.start_soon(watch_lifeline, self._lifeline_ended)
                 nursery.start_soon(self._keep_shown)
+                nursery.start_soon(self._companions.run)
                 nursery.start_soon(self._live)
         assert self._end is not None
         return self._end
@@ -188,6 +194,9 @@ class Daemon:
             goes_on = self.node.has_been_in(run)
             self._talk.knows_run(run, len(entries), goes_on=goes_on and self.request.is_first)
             code, exit_code, text = await self.node.train(run, entries)
+            await self._companions.gone(
+                self.node.limits.drain_deadline_s, by_themselves=code == "run_complete"
+            )
             self.finish(End(code, exit_code, text))
         except* UserError as group:
             error = _only(group)
@@ -270,8 +279,16 @@ class Daemon:
 
     def _hung_up(self) -> None:
         """SIGHUP: settings may have changed. If it is the terminal that is gone, work goes on."""
-        if self.request.reread is not None:
-            reload(self.node, self.request.reread)
+        reread, configs = self.request.reread, []
+        if reread is None:
+            return
+
+        def ours() -> PeerConfig:
+            configs.extend(reread())
+            return configs[0]
+
+        reload(self.node, ours)
+        self._companions.hung_up(configs[1:])
 
     def _beats(self) -> int:
         """Rises while the work goes on; before there is any, while the loop turns."""
@@ -290,6 +307,7 @@ class Daemon:
         False: nothing is held yet, so it ends at once.
         """
         self._manager.tell(STOPPING="1")
+        self._companions.leave(now=now)
         if not self.node.begin_leave(now=now):
             self.finish(End("stopped_now", 0, "stopped before anything was held"))
             return False

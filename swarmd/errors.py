@@ -12,7 +12,7 @@
         ComputeLost                  the worker process is gone
         JobFailed                    the worker lives, this job did not work
       StoreError(path)
-        DiskFull | Corrupt | NotPermitted
+        DiskFull | OverDiskLimit | Corrupt | NotPermitted
 
 Only the layer that can act catches. `code` is stable and is what status, logs and metrics show.
 """
@@ -40,6 +40,7 @@ __all__ = [
     "LinkClosed",
     "LocalProtocolError",
     "NotPermitted",
+    "OverDiskLimit",
     "PeerUnreachable",
     "ProtocolError",
     "RemoteProtocolError",
@@ -125,7 +126,11 @@ class StoreError(SwarmdError):
 
 
 class DiskFull(StoreError):
-    """No room, or over our own limit."""
+    """No room."""
+
+
+class OverDiskLimit(StoreError):
+    """There may be room, but `--disk-limit` does not allow more."""
 
 
 class Corrupt(StoreError):

@@ -35,6 +35,7 @@ WARNINGS = frozenset(
         "round_partial",
         "peer_misbehaving",
         "behind_protocol",
+        "device_stopped",
         "disk_nearly_full",
         "fd_nearly_full",
         "memory_growing",

@@ -98,6 +98,11 @@ class Home:
         return self.data / "guarded"
 
     @property
+    def devices(self) -> Path:
+        """Homes of the daemons of further devices (node/companions.py)."""
+        return self.data / "devices"
+
+    @property
     def control_socket(self) -> Path:
         return self.runtime / "control.sock"
 

@@ -47,7 +47,7 @@ class PeerConfig:
     stage: int | Literal["auto"] = "auto"
     observe: bool = False
     gpu: tuple[str, ...] = ()
-    device: Literal["auto", "cpu", "mps"] = "auto"
+    device: tuple[Literal["auto", "cpu", "mps"], ...] = ("auto",)
     threads: int | None = None
     micro_batch: int | Literal["auto"] = "auto"
     limit_up: float | None = None
@@ -77,8 +77,10 @@ class PeerConfig:
             raise _impossible("--listen names another port than --port")
         if self.observe and self.stage != "auto":
             raise _impossible("--observe holds no stage, --stage asks for one")
-        if self.gpu and self.device in ("cpu", "mps"):
-            raise _impossible(f"--gpu and --device {self.device} exclude each other")
+        if self.gpu and self.device != ("auto",):
+            raise _impossible(f"--gpu and --device {self.device[0]} exclude each other")
+        if len(self.device) > 1 and set(self.device) != {"cpu"}:
+            raise _impossible("only --device cpu can be given several times")
         if self.bulk_port and self.bulk_port == self.libp2p_port:
             raise _impossible("--bulk-port and --port are the same")
 
@@ -98,6 +100,16 @@ class PeerConfig:
         if self.bulk_port is not None:
             return self.bulk_port
         return self.libp2p_port + 1 if 0 < self.libp2p_port < 65_535 else 0
+
+    @property
+    def announced_bulk(self) -> tuple[str, ...]:
+        """Where others find the bulk port if we announce addresses: on the same hosts, at the next
+        port, or at the one that --bulk-port names."""
+        found = []
+        for address in self.announce:
+            host, port = address.rsplit("/", 1)
+            found.append(f"{host}/{self.bulk_port or min(int(port) + 1, 65_535)}")
+        return tuple(found)
 
 
 assert {item.name for item in fields(PeerConfig)} == BY_NAME.keys()

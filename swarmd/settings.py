@@ -221,7 +221,7 @@ SETTINGS: tuple[Setting, ...] = (
     ),
     Setting(
         name="announce", section="net", grammar=ANNOUNCE, is_repeatable=True, default=(),
-        help="What others are told, for forwarded ports.",
+        help="What others are told, for forwarded ports; tensors: the next port, or --bulk-port.",
     ),
     Setting(
         name="lan_discovery", section="net", grammar=ON_OFF, default=True,
@@ -250,11 +250,12 @@ SETTINGS: tuple[Setting, ...] = (
     Setting(
         name="gpu", section="device", grammar=Grammar("INDEX|UUID|PCI", _text),
         is_repeatable=True, default=(),
-        help="Compute here; one worker and one stage for each. INDEX counts as nvidia-smi does.",
+        help="Compute here; one daemon and one stage for each. INDEX counts as nvidia-smi does.",
     ),
     Setting(
-        name="device", section="device", grammar=_choice("auto", "cpu", "mps"), default="auto",
-        help="Kind of device where no --gpu is given.",
+        name="device", section="device", grammar=_choice("auto", "cpu", "mps"),
+        is_repeatable=True, default=("auto",),
+        help="Kind of device where no --gpu is given; `cpu` several times: so many peers.",
     ),
     Setting(
         name="threads", section="device", grammar=_count(1, 1024),
@@ -278,12 +279,10 @@ SETTINGS: tuple[Setting, ...] = (
     ),
     Setting(
         name="disk_limit", section="limits", grammar=SIZE, is_live=True,
-        is_obeyed=False,
         help="Cap on cache, checkpoints and logs together.",
     ),
     Setting(
         name="memory_limit", section="limits", grammar=SIZE,
-        is_obeyed=False,
         help="Cap on memory for stage state and work in flight.",
     ),
     Setting(

@@ -122,7 +122,7 @@ class ReasonPart:
 
 @part
 class StagePart:
-    """The stage of the slot that is worst off. `layers`: first and last, inclusive."""
+    """The stage of the first device. `layers`: first and last, inclusive."""
 
     index: int
     layers: tuple[int, int] | None = None
@@ -133,13 +133,16 @@ class StagePart:
 
 @part
 class Slot:
-    """One device of this peer."""
+    """One device: ours first. A further one has a daemon of its own, and so a peer and a home."""
 
     device: str
     stage: int | None = None
     state: State
     reason_code: str
     tokens_per_s: float | None = None
+    peer: str | None = None
+    """Null: this one."""
+    home: str | None = None
 
 
 @part

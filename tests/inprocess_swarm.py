@@ -20,7 +20,9 @@ from swarmd.buffers import SlotPool
 from swarmd.checkpoints import CheckpointFolder
 from swarmd.compute.inline_backend import InlineBackend
 from swarmd.compute_api import WorkerConfig
+from swarmd.home import home_at
 from swarmd.net.memory import MemoryNetwork
+from swarmd.node.disk_quota import DiskQuota
 from swarmd.node.driver import Driver
 from swarmd.node.files import FileLane
 from swarmd.node.lane import ComputeLane
@@ -156,7 +158,13 @@ class InProcessSwarm:
             lane.load_nowait(config)
 
         peer.driver = Driver(machine, transport, slots, on_emit=on_emit, on_load=on_load)
-        peer.driver.files = FileLane(self._folder / name, slots, nursery, peer.driver.put)
+        peer.driver.files = FileLane(
+            self._folder / name,
+            slots,
+            nursery,
+            peer.driver.put,
+            DiskQuota(home_at(self._folder / name), lambda: None),
+        )
         peer.driver.files.checkpoints = self.checkpoints_of(name)
         guarded = CheckpointFolder(self._folder / name / "guarded", self.run.run_id, kept=1)
         peer.driver.files.guarded = guarded

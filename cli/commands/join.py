@@ -7,7 +7,7 @@ itself (swarmd/daemon.py) is loaded only then.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -128,12 +128,16 @@ def _run_daemon(
     inject: tuple[str, ...],
 ) -> int:
     from swarmd.cli.live_picture import LivePicture
+    from swarmd.device_shares import split
     from swarmd.drop_writer import DropWriter
     from swarmd.home_lock import busy_error, is_held
     from swarmd.peer_config import effective_config
 
     if is_held(session.home) and not wait_lock:
         raise busy_error(session.home)  # before the second it takes to load the daemon
+    config, *further = split(config)
+    if further:
+        _check_devices(config, further)
 
     talk, data = DropWriter(2), DropWriter(1)
     say, show = _nothing if session.printer.is_quiet else talk.write_line, None
@@ -147,6 +151,7 @@ def _run_daemon(
             JoinRequest(
                 home=session.home,
                 config=config,
+                companions=tuple(further),
                 run=source,
                 is_first=first,
                 timeout_s=session.options.timeout_s,
@@ -154,7 +159,7 @@ def _run_daemon(
                 waits_for_lock=wait_lock,
                 stays=stay,
                 is_verbose=session.printer.is_verbose,
-                reread=lambda: effective_config(session.home, flags=given).config,
+                reread=lambda: split(effective_config(session.home, flags=given).config),
                 show=show,
                 tell=_as_lines(data) if session.is_json else None,
                 say=say,
@@ -168,6 +173,16 @@ def _run_daemon(
         data.close()
     _tell_end(session.home, code)
     return code
+
+
+def _check_devices(first: PeerConfig, further: Sequence[PeerConfig]) -> None:
+    """Each GPU exists, can be used, and is named once: before any of them works. UserError."""
+    from swarmd.device_probe import probe_devices
+    from swarmd.devices import choose_devices
+
+    gpus = [gpu for config in (first, *further) for gpu in config.gpu]
+    if gpus:
+        choose_devices(probe_devices(), gpus, "auto")
 
 
 def _as_lines(data: DropWriter) -> Callable[[dict[str, Any]], None]:

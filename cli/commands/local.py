@@ -143,10 +143,10 @@ def _stop_on_signals() -> Iterator[None]:
 
 
 def _run(plan: LocalPlan, show: Show) -> Local:
-    from swarmd.cli.doctor.machine import memory_free_bytes, memory_total_bytes
     from swarmd.cli.local_swarm.conductor import Conductor
     from swarmd.cli.local_swarm.plan import require_memory
     from swarmd.cli.local_swarm.result import result_of
+    from swarmd.machine_memory import memory_free_bytes, memory_total_bytes
 
     run = _measured_run(plan)
     require_memory(plan, run, free_bytes=memory_free_bytes(), total_bytes=memory_total_bytes())

@@ -9,10 +9,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from swarmd.cli import format as f
-from swarmd.cli.doctor.machine import disk_free_bytes, memory_free_bytes
+from swarmd.cli.doctor.machine import disk_free_bytes
 from swarmd.devices import DeviceChoice, DeviceTable, choose_devices, describe_usable
 from swarmd.errors import UserError
 from swarmd.home import Home
+from swarmd.machine_memory import memory_free_bytes
 from swarmd.partition import flops_per_token, stage_bytes, stage_parameters
 from swarmd.peer_config import PeerConfig
 from swarmd.result_records import Finding, Fit, Verdict
@@ -73,7 +74,7 @@ def _choose(table: DeviceTable, config: PeerConfig, found: Fitness) -> DeviceCho
         )
     )
     try:
-        choice, why = choose_devices(table, config.gpu, config.device)[0]
+        choice, why = choose_devices(table, config.gpu, config.device[0])[0]
     except UserError as error:
         found.findings.append(
             Finding(check="device", severity="error", text=str(error), fix=error.hint)

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from swarmd.cli import format as f
 from swarmd.home import Home
+from swarmd.machine_memory import memory_free_bytes, memory_limit_bytes
 from swarmd.result_records import Finding
 
 GIB = 1 << 30
@@ -22,12 +23,7 @@ DISK_FREE_MIN_BYTES = 2 * GIB
 FILES_MIN = 1024
 RELEASED_UNIX_S = 1_790_000_000
 """No clock that is right shows less: this version was made later."""
-CGROUP_LIMITS = (
-    Path("/sys/fs/cgroup/memory.max"),
-    Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"),
-)
 _TIME_ERROR = 5
-_SPACE = 1 << 62
 
 
 def findings(home: Home) -> Iterator[Finding]:
@@ -69,37 +65,6 @@ def _processor() -> Finding:
         fix="look again when it is quiet; `--threads 1` where peers share one machine",
         data=data,
     )
-
-
-def memory_limit_bytes() -> int | None:
-    """A container's, if there is one."""
-    for file in CGROUP_LIMITS:
-        try:
-            text = file.read_text(encoding="ascii").strip()
-        except OSError:
-            continue
-        if text.isdigit() and int(text) < _SPACE:
-            return int(text)
-    return None
-
-
-def memory_free_bytes() -> int:
-    """What could be used now: what is available, within a container's limit."""
-    import psutil  # type: ignore[import-untyped]
-
-    return _within_limit(psutil.virtual_memory().available)
-
-
-def memory_total_bytes() -> int:
-    """The machine's, within a container's limit."""
-    import psutil
-
-    return _within_limit(psutil.virtual_memory().total)
-
-
-def _within_limit(of_machine_bytes: int) -> int:
-    limit = memory_limit_bytes()
-    return of_machine_bytes if limit is None else min(of_machine_bytes, limit)
 
 
 def _memory() -> Finding:

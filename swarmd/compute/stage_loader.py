@@ -8,6 +8,7 @@ from __future__ import annotations
 import torch
 
 from swarmd.compute import loading
+from swarmd.compute.memory_limit import limit_memory, require_fit
 from swarmd.compute.stage_worker import StageWorker
 from swarmd.compute_api import WorkerConfig
 from swarmd.data.corpus import open_corpus
@@ -16,8 +17,10 @@ from swarmd.data.read_ahead import ReadAhead
 
 def load_stage_worker(config: WorkerConfig) -> StageWorker:
     """Raises UserError (data_missing) and ComputeError (model_does_not_fit ...)."""
+    require_fit(config.run, config.stage, config.memory_max_bytes)
     if config.device.startswith("cuda"):
         torch.cuda.set_device(config.device)
+    limit_memory(config.device, config.memory_max_bytes)
     corpus = None
     if config.stage == 0:
         run = config.run

@@ -40,6 +40,7 @@ from swarmd.compute.accumulator import GradientSums, MicroBatchGradients
 from swarmd.compute.divergence import FixedBatch
 from swarmd.compute.failure_codes import failure_of
 from swarmd.compute.graphs import CountedMicroBatches, GraphKey, HeldGraph, HeldGraphs
+from swarmd.compute.memory_limit import device_memory
 from swarmd.compute.outer_state import OuterState
 from swarmd.compute.stage_calls import STAGE_CALLS, load_checkpoint
 from swarmd.compute.tensor_bytes import PayloadCodec
@@ -136,6 +137,7 @@ class StageWorker:
         )
         if self.slice_samples != slice_before:
             result.data["micro_batch_lowered_to"] = self.slice_samples
+        result.data.update(device_memory(self.device))
         return Answer(result, answer.output_bytes)
 
     def _try(

@@ -104,6 +104,7 @@ class SwarmUnderlay:
         self._announce = [parse_address(text) for text in announce]
         self._announce_bulk = [parse_address(text) for text in announce_bulk]
         self._bulk_port = bulk_port
+        self._listening: list[Address] = []
         self._announced: list[Address] = []
         self._bulk_announced: list[Address] = []
         self._keys = BulkKeys(*make_certificate(seed))
@@ -125,6 +126,9 @@ class SwarmUnderlay:
 
     def bulk_addresses(self) -> Sequence[str]:
         return [str(address) for address in self._bulk_announced]
+
+    def listens_on(self) -> Sequence[str]:
+        return with_peer(self._listening, self.peer_id)
 
     @property
     def certificate(self) -> bytes:
@@ -228,7 +232,8 @@ class SwarmUnderlay:
                 listener, port = await self._bind(address.host, wanted)
                 bulk_listeners.append(listener)
                 bulk_found += [ip_address(host, port) for host in hosts]
-            self._announced = self._announce or list(dict.fromkeys(found))
+            self._listening = list(dict.fromkeys(found))
+            self._announced = self._announce or self._listening
             self._bulk_announced = self._announce_bulk or list(dict.fromkeys(bulk_found))
             async with trio.open_nursery() as nursery:
                 self._nursery = nursery
@@ -396,6 +401,10 @@ class SwarmTransport(LinkTransport):
     def when_restarted(self, call: Callable[[str], None]) -> None:
         """`call` hears the name of each service of ours that failed and runs again."""
         self._swarm_underlay.on_restart = call
+
+    def listens_on(self) -> Sequence[str]:
+        """Where we can be dialled from this machine, whatever others are told."""
+        return self._swarm_underlay.listens_on()
 
     @property
     def ports_changed(self) -> dict[int, int]:

@@ -18,8 +18,9 @@ from pathlib import Path
 import trio
 
 from swarmd.checkpoints import CheckpointFolder
-from swarmd.errors import DiskFull, StoreError
+from swarmd.errors import DiskFull, OverDiskLimit, StoreError
 from swarmd.net.transport import PayloadStore
+from swarmd.node.disk_quota import DiskQuota
 from swarmd.protocols import effects as fx
 from swarmd.protocols.saved_states import GUARDED, is_name_of_saved
 
@@ -43,8 +44,10 @@ class FileLane:
         slots: PayloadStore,
         nursery: trio.Nursery,
         on_event: Callable[[fx.Event], None],
+        quota: DiskQuota,
     ) -> None:
         self._folder = folder
+        self._quota = quota
         self.checkpoints: CheckpointFolder | None = None
         """Of the run, once that is known."""
         self.guarded: CheckpointFolder | None = None
@@ -87,8 +90,7 @@ class FileLane:
                 case fx.KeepCheckpoint():
                     event = await self._keep(effect)
         except StoreError as error:
-            code = "disk_full" if isinstance(error, DiskFull) else "disk_error"
-            event = fx.FileFailed(effect.token, code, str(error))
+            event = fx.FileFailed(effect.token, _code_of_store(error), str(error))
         except OSError as error:
             event = fx.FileFailed(effect.token, _code_of(error), str(error))
         finally:
@@ -116,6 +118,7 @@ class FileLane:
     async def _write(self, effect: fx.WriteFile) -> fx.Event:
         view = self._slots.view(effect.buffer)
         path = self._path(effect.path)
+        await self._in_thread(self._quota.require, len(view), path)
         if not await self._in_thread(_write_checked, path, effect.offset_bytes, view, effect.hash):
             return fx.FileFailed(effect.token, "hash_mismatch", "the bytes are not those announced")
         return fx.FileWritten(effect.token)
@@ -130,6 +133,7 @@ class FileLane:
         assert folder is not None, "a checkpoint before the run is known"
 
         def keep(checkpoints: CheckpointFolder, state: Path) -> None:
+            self._quota.require_place_for(state, checkpoints, effect.stage)
             checkpoints.keep(
                 state,
                 stage=effect.stage,
@@ -137,6 +141,7 @@ class FileLane:
                 step=effect.step,
                 ledger=effect.ledger,
             )
+            self._quota.make_room(checkpoints, effect.stage)
 
         await self._in_thread(keep, folder, self._path(effect.path))
         return fx.FileWritten(effect.token)
@@ -194,6 +199,12 @@ def _hashes_of(path: Path, piece_bytes: int) -> tuple[int, tuple[bytes, ...]]:
             size += len(piece)
             hashes.append(hashlib.blake2b(piece, digest_size=32).digest())
     return size, tuple(hashes)
+
+
+def _code_of_store(error: StoreError) -> str:
+    if isinstance(error, OverDiskLimit):
+        return "disk_limit"
+    return "disk_full" if isinstance(error, DiskFull) else "disk_error"
 
 
 def _code_of(error: OSError) -> str:

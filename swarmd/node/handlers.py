@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import math
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import trio
@@ -37,6 +38,8 @@ COLLECT_POLL_S = 0.1
 COLLECT_S = 600.0
 """For all stages together, unless the asker says otherwise."""
 ID_PART_CHARS_MIN = 4
+FOR_ALL_DEVICES = ("pause", "resume")
+"""Words that are meant for the machine, and so for the companions too."""
 
 
 def control_handlers(node: PeerNode) -> Handlers:
@@ -214,6 +217,8 @@ class _Leave(_Answer):
         else:
             assert node.driver is not None
             node.driver.put(fx.Command("drain"))
+            if node.companions is not None:
+                node.start_soon(partial(node.companions.tell, "drain", {}))
         with trio.move_on_after(deadline_s) as scope:
             while machine.ending.phase in ("none", "draining"):
                 await trio.sleep(LEAVE_POLL_S)
@@ -237,6 +242,8 @@ class _Finish(_Leave):
         machine = _machine(self._node)
         assert self._node.driver is not None
         self._node.driver.put(fx.Command("finish"))
+        if self._node.companions is not None:
+            self._node.start_soon(partial(self._node.companions.tell, "finish", {}))
         while machine.ending.phase == "none":
             await trio.sleep(LEAVE_POLL_S)
         return await super().__call__(args)
@@ -256,7 +263,12 @@ class _Simple(_Answer):
         assert self._node.driver is not None
         self._node.driver.put(fx.Command(self._command, dict(args)))
         await trio.sleep(0)
-        return Done(command=self._command)
+        companions = self._node.companions
+        if companions is None or self._command not in FOR_ALL_DEVICES:
+            return Done(command=self._command)
+        answers = await companions.tell(self._command, args)
+        told = {home: answer is not None for home, answer in sorted(answers.items())}
+        return Done(command=self._command, data={"devices": told} if told else {})
 
 
 class _Collect(_Answer):

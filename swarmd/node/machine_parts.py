@@ -12,6 +12,7 @@ from typing import Any
 from swarmd.json_record import utc
 from swarmd.net.transport import Transport
 from swarmd.node.rounds_shown import last_round, last_traffic, totals
+from swarmd.node.watchers import counted_tokens
 from swarmd.partition import flops_per_token
 from swarmd.protocols.peer import PeerMachine
 from swarmd.protocols.receipts import Witnessed, tag_of
@@ -49,9 +50,11 @@ class MachineParts:
         *,
         started_s: float,
         started_at: str,
+        tokens_per_s_swarm: float | None,
     ) -> None:
         self.machine, self.run, self.transport, self.now_s = machine, run, transport, now_s
         self.started_s, self.started_at = started_s, started_at
+        self.tokens_per_s_swarm = tokens_per_s_swarm
         work = machine.work
         self.pipeline = None if work.pipeline is None else work.pipeline.statistics(now_s)
         self.rounds = None if work.rounds is None else work.rounds.keeper.statistics(now_s)
@@ -125,7 +128,7 @@ class MachineParts:
 
     def _progress(self) -> Progress:
         machine = self.machine
-        losses, ledger = machine.work.losses, machine.leases.ledger
+        losses = machine.work.losses
         told = self.pipeline
         step = machine.work.step_of(None if told is None else told.last_step)
         held_out = None
@@ -133,7 +136,6 @@ class MachineParts:
             held_out = machine.leases.held_out_loss(number)
             if held_out is not None:
                 break
-        done = sum(totals.samples for totals in ledger.contributions().values())
         seen = told.loss_last if told is not None else None
         rounds = machine.work.rounds
         last = None if rounds is None else rounds.keeper.totals.last
@@ -149,7 +151,7 @@ class MachineParts:
             loss_ema=losses.ema if losses.ema is not None else told and told.loss_ema,
             loss_last_tenth=losses.last_tenth,
             loss_heldout=held_out,
-            tokens_total=done * machine.shape.sequence_tokens,
+            tokens_total=counted_tokens(machine),
             eta_s=self._eta_s(step),
         )
 
@@ -163,7 +165,7 @@ class MachineParts:
     def _throughput(self) -> Throughput:
         machine = self.machine
         if self.pipeline is None or self.run is None:
-            return Throughput()
+            return Throughput(tokens_per_s_swarm=self.tokens_per_s_swarm)
         told = self.pipeline
         compute_s = told.wait_s.get("computing", 0.0)
         wait_s = sum(seconds for code, seconds in told.wait_s.items() if code != "computing")
@@ -174,6 +176,7 @@ class MachineParts:
         flops = flops_per_token(self.run, machine.work.stage or 0)
         total = compute_s + wait_s
         return Throughput(
+            tokens_per_s_swarm=self.tokens_per_s_swarm,
             tokens_per_s_self=tokens_per_s,
             flops_per_s=None if tokens_per_s is None else tokens_per_s * flops,
             compute_s=compute_s,

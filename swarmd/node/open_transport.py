@@ -29,6 +29,7 @@ def open_transport(config: PeerConfig, seed: bytes, store: PayloadStore) -> Swar
         [f"/{kind}/{host}/tcp/{port}"],
         store,
         announce=config.announce,
+        announce_bulk=config.announced_bulk,
         bulk_port=config.wanted_bulk_port if port else 0,
         shape=config.shape,
         up_bytes_per_s=config.limit_up,

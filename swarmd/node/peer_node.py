@@ -24,6 +24,7 @@ from swarmd.local_api.event_feed import EventFeed
 from swarmd.local_api.server import serve
 from swarmd.named_limits import NamedLimits, limits_of
 from swarmd.net.lan_discovery import LanDiscovery
+from swarmd.node.disk_quota import DiskQuota
 from swarmd.node.driver import Driver
 from swarmd.node.files import FileLane
 from swarmd.node.handlers import control_handlers
@@ -31,16 +32,14 @@ from swarmd.node.lane import ComputeLane
 from swarmd.node.late_store import LateStore
 from swarmd.node.life import Life
 from swarmd.node.make_machine import make_machine, pipeline_limits
-from swarmd.node.month_traffic import MonthTraffic
 from swarmd.node.open_transport import open_lan_discovery, open_transport
 from swarmd.node.open_web import open_web
 from swarmd.node.peer_faults import PeerFaults
-from swarmd.node.peer_memory import PeerMemory
 from swarmd.node.report import Reporter
-from swarmd.node.rule_watch import RuleWatch
 from swarmd.node.saved import saved_of
 from swarmd.node.slot_plan import OUTPUT_RESERVE, slot_classes
 from swarmd.node.stage_loader import StageLoader, choose_device
+from swarmd.node.watchers import Watchers
 from swarmd.protocols import effects as fx
 from swarmd.protocols.bootstrap import Bootstrap, BootstrapLimits
 from swarmd.protocols.ids import RunId
@@ -56,6 +55,7 @@ from swarmd.tokeniser_files import name_of
 
 if TYPE_CHECKING:
     from swarmd.net.swarm_transport import SwarmTransport
+    from swarmd.node.companions import Companions
 
 log = logging.getLogger("swarmd.node")
 
@@ -101,6 +101,8 @@ class PeerNode:
         """Told when state or reason have changed."""
         self.on_leave: Callable[..., bool] = self.begin_leave
         self.feed = EventFeed(EventLog(life.home.events_file))
+        self.companions: Companions | None = None
+        self.quota = DiskQuota(life.home, lambda: self.settings.disk_limit)
         self.reporter = Reporter(self)
         self.device_text = ""
         """For people: where it computes, once that is chosen."""
@@ -108,7 +110,7 @@ class PeerNode:
         self._nursery: trio.Nursery | None = None
         self._ended = trio.Event()
         self._outcome: tuple[str, int, str] = ("internal_error", 1, "")
-        self._memory: PeerMemory | None = None
+        self.watchers: Watchers | None = None
         self._fetched: bytes | None = None
         self._fetched_event = trio.Event()
 
@@ -245,21 +247,8 @@ class PeerNode:
             path_of=driver.files.path_of,
         )
         self.loader.on_lowered = self._micro_batch_lowered
-        self._memory = PeerMemory(
-            life.home,
-            run.run_id,
-            life.peer,
-            lambda: machine.membership.view(trio.current_time()).present(),
-            self.reporter.now_utc,
-        )
-        self._nursery.start_soon(self._memory.keep)
-        traffic = MonthTraffic(life.home.traffic_file, self.transport.totals)
-        self._nursery.start_soon(traffic.keep)
-        is_on_gpu = device is not None and device.kind == "cuda"
-        rules = RuleWatch(
-            lambda: self.settings, driver.put, traffic.used_bytes, is_on_gpu=is_on_gpu
-        )
-        self._nursery.start_soon(rules.run)
+        self.watchers = Watchers(self, run, machine, device, self.quota, driver.put)
+        self.watchers.start(self._nursery)
         await self._ended.wait()
         return self._outcome
 
@@ -306,7 +295,9 @@ class PeerNode:
             on_emit=self._emitted,
             on_load=self._load_stage,
         )
-        driver.files = FileLane(self.life.states, self._store, self._nursery, driver.put)
+        driver.files = FileLane(
+            self.life.states, self._store, self._nursery, driver.put, self.quota
+        )
         self.faults.apply(driver)
         self._nursery.start_soon(driver.run)
         return driver
@@ -364,8 +355,8 @@ class PeerNode:
         if not self._ended.is_set():
             self._outcome = (code, exit_code, text)
             self.reporter.freeze()
-            if self._memory is not None:
-                self._memory.write(is_last=True)
+            if self.watchers is not None:
+                self.watchers.memory.write(is_last=True)
             self._ended.set()
 
     async def log_dump(self) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +13,7 @@ from swarmd.health import BAD, HealthBook
 from swarmd.json_record import utc
 from swarmd.net.transport import LinkStatistics
 from swarmd.node.caps_shown import hold_caps
+from swarmd.node.device_shown import device_shown
 from swarmd.node.machine_parts import MachineParts
 from swarmd.node.peers_shown import peers_shown
 from swarmd.node.resources import ResourceMeter
@@ -24,7 +24,6 @@ from swarmd.protocols.reasons import Reason
 from swarmd.run_link import PeerAddress, RunLink, parse_peer_address
 from swarmd.status import (
     Address,
-    Device,
     PeerPart,
     ProtocolRange,
     Reachable,
@@ -51,7 +50,7 @@ class Reporter:
     def __init__(self, node: PeerNode) -> None:
         self._node = node
         self._started_s = time.monotonic()
-        self._resources = ResourceMeter(os.getpid())
+        self._resources = ResourceMeter(os.getpid(), self._companion_pids)
         self.health = HealthBook()
         self.last_status: Status | None = None
         self._in_trio_since_s: float | None = None
@@ -87,8 +86,9 @@ class Reporter:
             time=self._time_part(now_s),
             injection=node.faults.active,
         )
+        others = [] if node.companions is None else node.companions.slots()
         if machine is None:
-            return status
+            return replace(status, slots=others)
         parts = MachineParts(
             machine,
             node.run,
@@ -96,8 +96,14 @@ class Reporter:
             now_s,
             started_s=self._started_s,
             started_at=node.life.started_at,
+            tokens_per_s_swarm=node.watchers.speed.tokens_per_s if node.watchers else None,
         )
-        return replace(status, **parts.record())
+        found = parts.record()
+        return replace(status, **found | {"slots": [*found["slots"], *others]})
+
+    def _companion_pids(self) -> list[int]:
+        companions = self._node.companions
+        return [] if companions is None else companions.pids
 
     def freeze(self) -> None:
         """Keep the present status as the last one."""
@@ -123,12 +129,7 @@ class Reporter:
             home=str(node.life.home),
             started_at=node.life.started_at,
             observer=node.life.config.observe,
-            device=Device(
-                kind=_kind(info.get("device")),
-                name=info.get("device_name"),
-                threads=info.get("threads") or node.life.config.threads,
-                micro_batch=self._micro_batch(info),
-            ),
+            device=device_shown(info, node.loader, node.life.config),
             reachable=self._reachable(),
             addresses=[
                 Address(addr=str(a), origin=origin, reachable=node.transport.reachable(str(a)))
@@ -137,12 +138,6 @@ class Reporter:
             if node.transport is not None
             else [],
         )
-
-    def _micro_batch(self, info: Mapping[str, Any]) -> int | None:
-        """Sequences at a time: what the worker began with, or less where memory ran out since."""
-        loader = self._node.loader
-        lowered = None if loader is None else loader.micro_batch_lowered_to
-        return lowered or info.get("micro_batch")
 
     def _reachable(self) -> Reachable:
         """Of this peer: one address that works is enough."""
@@ -249,11 +244,25 @@ class Reporter:
     def _hold_disk(self) -> None:
         machine = self._node.machine
         code = "" if machine is None else machine.work.checkpoints.failed_code
+        self._hold_disk_limit(is_reached=code == "disk_limit")
         if code and code in BAD:
             folder = self._node.life.home.checkpoints
             text = f"the last checkpoint could not be written below {folder}"
             impact = "training goes on; after a crash more of it would be done again"
             self.health.hold(code, text, impact=impact, fix="make room, or move the data directory")
+
+    def _hold_disk_limit(self, *, is_reached: bool) -> None:
+        if not is_reached:
+            self.health.clear("disk_limit")
+            return
+        used, limit = self._node.quota.used_bytes or 0, self._node.settings.disk_limit or 0
+        self.health.hold(
+            "disk_limit",
+            f"the last checkpoint was not kept: {used / 1e9:.2f} GB of "
+            f"{limit / 1e9:.2f} GB are in use",
+            impact="training goes on; after a crash more of it would be done again",
+            fix="raise `--disk-limit`, or remove runs that are over (`swarmd paths`)",
+        )
 
     def _links(self) -> list[LinkStatistics]:
         transport = self._node.transport
@@ -268,6 +277,7 @@ class Reporter:
             cpu_share=measured.cpu_share,
             threads=measured.threads,
             open_fds=measured.open_fds,
+            disk_used_bytes=node.quota.used_bytes,
             worker_restarts=None if lane is None else lane.restarts,
             worker_busy_s=None if lane is None else round(lane.busy_s, 3),
             worker_cpu_s=None if lane is None else round(lane.cpu_s, 3),
@@ -297,8 +307,3 @@ class Reporter:
         if machine is None:
             return Peers()
         return peers_shown(machine, self._links(), trio.current_time())
-
-
-def _kind(device: object) -> Any:
-    text = str(device or "")
-    return next((kind for kind in ("cpu", "cuda", "mps") if text.startswith(kind)), None)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from collections.abc import Callable, Collection, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 
 import psutil
@@ -21,15 +23,16 @@ class Used:
 
 
 class ResourceMeter:
-    """Of one process and its children."""
+    """Of one process and its children, but for those of `left_out()` and theirs."""
 
-    def __init__(self, pid: int) -> None:
+    def __init__(self, pid: int, left_out: Callable[[], Collection[int]] = tuple) -> None:
         self._process = psutil.Process(pid)
+        self._left_out = left_out
         self._cpu: deque[tuple[float, float]] = deque()
 
     def read(self) -> Used:
         rss, cpu_s, threads = 0, 0.0, 0
-        for process in [self._process, *self._process.children(recursive=True)]:
+        for process in [self._process, *self._children()]:
             try:
                 with process.oneshot():
                     rss += process.memory_info().rss
@@ -39,6 +42,14 @@ class ResourceMeter:
             except psutil.NoSuchProcess:
                 continue
         return Used(rss, self._share(cpu_s), threads, self._process.num_fds())
+
+    def _children(self) -> Iterator[psutil.Process]:
+        others = self._left_out()
+        for child in self._process.children():
+            if child.pid not in others:
+                yield child
+                with suppress(psutil.NoSuchProcess):
+                    yield from child.children(recursive=True)
 
     def _share(self, cpu_s: float) -> float | None:
         now_s = time.monotonic()

@@ -12,7 +12,6 @@ from swarmd.buffers import SlotPool
 from swarmd.compute_api import WorkerConfig
 from swarmd.device_probe import probe_devices
 from swarmd.devices import DeviceChoice, choose_devices
-from swarmd.errors import UserError
 from swarmd.node.lane import ComputeLane
 from swarmd.node.life import Life
 from swarmd.node.process_backend import STAGE_FACTORY, ProcessBackend
@@ -47,7 +46,7 @@ class StageLoader:
         self._life = life
         self._run = run
         self._slots = slots
-        self._device = device
+        self.device = device
         self._nursery = nursery
         self._on_event = on_event
         self._on_gone = on_gone
@@ -62,6 +61,8 @@ class StageLoader:
         self.on_lowered: Callable[[int], None] = lambda sequences: None
         self.micro_batch_lowered_to: int | None = None
         """Sequences at a time since memory ran out; None: it has not."""
+        self.memory_bytes: tuple[int | None, int | None] = (None, None)
+        """Of a GPU, held now and at most, as the worker told last."""
 
     def prepare(self) -> None:
         """A stage will be wanted soon: have a process that has done its imports by then."""
@@ -70,7 +71,7 @@ class StageLoader:
 
     @property
     def _environment(self) -> Mapping[str, str] | None:
-        return self._device.environment if self._device else None
+        return self.device.environment if self.device else None
 
     def load(self, wanted: fx.LoadStage) -> ComputeLane:
         """Have a worker that holds this stage. Returns the lane in front of it."""
@@ -78,11 +79,12 @@ class StageLoader:
         config = WorkerConfig(
             run=self._run,
             stage=wanted.stage,
-            device=self._device.device if self._device else "cpu",
+            device=self.device.device if self.device else "cpu",
             state_file=None if wanted.state is None else self._path_of(wanted.state),
             injection=self.injection,
             threads=settings.threads,
             micro_batch_max=settings.micro_batch if settings.micro_batch != "auto" else None,
+            memory_max_bytes=settings.memory_limit,
             cache_dir=self._life.home.cache,
         )
         self.wanted_state = wanted.state
@@ -115,7 +117,10 @@ class StageLoader:
         if isinstance(event, fx.ComputeReady):
             event = fx.ComputeReady({**event.info, "state": self.wanted_state})
         if isinstance(event, fx.ComputeDone):
-            self._mind_lowering(event.result.data.get("micro_batch_lowered_to"))
+            data = event.result.data
+            self._mind_lowering(data.get("micro_batch_lowered_to"))
+            if "device_bytes" in data:
+                self.memory_bytes = (data["device_bytes"], data["device_peak_bytes"])
         self._on_event(event)
 
     def _mind_lowering(self, sequences: int | None) -> None:
@@ -131,16 +136,8 @@ def choose_device(config: PeerConfig) -> tuple[DeviceChoice | None, str]:
 
     Raises UserError (exit 2) for a device that does not exist or cannot be used.
     """
-    if config.observe or (config.device == "cpu" and not config.gpu):
+    if config.observe or config.device == ("cpu",):
         return None, "asked for"
-    chosen = choose_devices(probe_devices(), config.gpu, config.device)
-    if len(chosen) > 1:
-        raise UserError(
-            f"--gpu was given {len(chosen)} times; this version computes on one device",
-            code="usage",
-            exit_code=2,
-            hint="start one daemon for each device, with a home of its own",
-        )
-    choice, why = chosen[0]
+    ((choice, why),) = choose_devices(probe_devices(), config.gpu, config.device[0])
     log.info("device name=%s device=%s why=%s", choice.name, choice.device, why)
     return choice, why

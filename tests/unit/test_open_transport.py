@@ -1,9 +1,10 @@
-"""A peer's own settings reach its links: shape and caps, measured on loopback."""
+"""A peer's own settings reach its links: shape, caps and announced addresses, on loopback."""
 
 from __future__ import annotations
 
+import socket
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from hashlib import blake2b
 
 import pytest
@@ -16,7 +17,7 @@ from swarmd.net.swarm_transport import SwarmTransport
 from swarmd.node.open_transport import open_transport
 from swarmd.peer_config import PeerConfig
 from swarmd.protocols.effects import Priority
-from swarmd.settings import parse_host_port
+from swarmd.settings import HostPort, parse_host_port
 from swarmd.units import parse_rate, parse_shape
 
 BUSY = 0.6
@@ -84,3 +85,74 @@ async def test_without_settings_links_are_as_fast_as_they_are() -> None:
     ours, theirs = PeerConfig(name="a", listen=LOOPBACK), PeerConfig(name="b", listen=LOOPBACK)
     async with peers_with(ours, theirs) as pair:
         assert await goodput_bytes_per_s(pair, [300_000, 3_000_000, 3_000_000]) > 3e6
+
+
+def two_free_ports() -> int:
+    """The first of two that follow on each other."""
+    while True:
+        with socket.socket() as first, socket.socket() as second:
+            first.bind(("127.0.0.1", 0))
+            port = int(first.getsockname()[1])
+            try:
+                second.bind(("127.0.0.1", port + 1))
+            except (OSError, OverflowError):
+                continue
+            return port
+
+
+@asynccontextmanager
+async def forwarded(port: int, to: int) -> AsyncIterator[None]:
+    """As a router does: connections to `port` go on to `to`."""
+
+    async def pass_on(source: trio.SocketStream, sink: trio.SocketStream) -> None:
+        try:
+            while data := await source.receive_some(1 << 16):
+                await sink.send_all(data)
+        except (trio.BrokenResourceError, trio.ClosedResourceError):
+            pass
+        source.socket.close()
+        sink.socket.close()
+
+    async def serve(near: trio.SocketStream) -> None:
+        far = await trio.open_tcp_stream("127.0.0.1", to)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(pass_on, near, far)
+            nursery.start_soon(pass_on, far, near)
+
+    async with trio.open_nursery() as nursery:
+        await nursery.start(
+            lambda task_status: trio.serve_tcp(
+                serve, port, host="127.0.0.1", task_status=task_status
+            )
+        )
+        yield
+        nursery.cancel_scope.cancel()
+
+
+@pytest.mark.parametrize(("count", "carrier"), [(2, "tls"), (1, "stream")])
+async def test_announced_addresses_stand_for_both_ports_and_one_that_is_forwarded_will_do(
+    count: int, carrier: str
+) -> None:
+    """Behind a router only what it forwards can be reached. Without the bulk port: slower.
+
+    The other side cannot be reached at all: one direction would be enough.
+    """
+    inside, outside, nowhere = two_free_ports(), two_free_ports(), two_free_ports()
+    ours = PeerConfig(name="a", listen=LOOPBACK, announce=(f"/ip4/127.0.0.1/tcp/{nowhere}",))
+    announce = (f"/ip4/127.0.0.1/tcp/{outside}",)
+    theirs = PeerConfig(name="b", listen=HostPort("127.0.0.1", inside), announce=announce)
+    async with AsyncExitStack() as router:
+        for place in range(count):
+            await router.enter_async_context(forwarded(outside + place, inside + place))
+        async with peers_with(ours, theirs) as pair:
+            (told,) = pair.b.transport.addresses()
+            assert told.startswith(announce[0])
+            assert pair.b.transport.bulk_addresses() == [f"/ip4/127.0.0.1/tcp/{outside + 1}"]
+            pair.a.send_payload(pair.b, b"t", bytes(100_000), Priority.MIX)
+            assert len(await pair.b.take()) == 100_000
+            assert pair.a.statistics(pair.b).bulk_carrier == carrier
+
+
+def test_a_bulk_port_that_is_named_is_announced_under_its_own_number() -> None:
+    config = PeerConfig(bulk_port=9000, announce=("/ip4/203.0.113.7/tcp/4710", "/dns/a.org/tcp/1"))
+    assert config.announced_bulk == ("/ip4/203.0.113.7/tcp/9000", "/dns/a.org/tcp/9000")

@@ -75,11 +75,12 @@ function showNow(status) {
   const total = communication.total;
   facts(byId("figures"), [
     ["loss", `${fixed(progress.loss, 3)} now, ${fixed(progress.loss_first, 3)} at first, ${fixed(progress.loss_heldout, 3)} held out`],
-    ["speed", `${scaled(throughput.tokens_per_s_self)} tok/s here · MFU ${percent(throughput.mfu)} · utilisation ${percent(throughput.compute_utilisation)}`],
+    ["speed", `${scaled(throughput.tokens_per_s_self)} tok/s here · ${scaled(throughput.tokens_per_s_swarm)} tok/s swarm · MFU ${percent(throughput.mfu)} · utilisation ${percent(throughput.compute_utilisation)}`],
     ["traffic", `sent ${scaled(total.wire_bytes_sent, "B")} for ${scaled(total.raw_bytes_sent, "B")} raw · received ${scaled(total.wire_bytes_received, "B")}`],
     ["counted", `${scaled(contribution.micro_batches)} micro-batches · ${scaled(contribution.tokens)} tokens`],
     ["faults", faults.count ? `${faults.count} · ${faults.redone_micro_batches ?? 0} redone · ${faults.lost_micro_batches ?? 0} lost` : null],
     ["machine", `${peer.device.name || peer.device.kind || "-"} · ${scaled(resources.rss_bytes, "B")} resident · ${fixed(resources.cpu_share, 1)} cores`],
+    ...status.slots.filter((slot) => slot.home).map((slot) => ["also", `${slot.device} · ${known(slot.stage) ? `stage ${slot.stage}` : "no stage"} · ${slot.state}`]),
   ]);
   byId("health").replaceChildren(...status.health.items.map((item) => {
     const line = element("li", `${item.code}: ${item.text}`, item.severity);

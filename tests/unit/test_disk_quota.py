@@ -1,0 +1,106 @@
+"""`--disk-limit` on real files: what counts, what must not be written, what makes room."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from swarmd.checkpoints import CheckpointFolder
+from swarmd.errors import OverDiskLimit
+from swarmd.home import Home, home_at
+from swarmd.node.disk_quota import DiskQuota
+
+RUN = "ab" * 32
+STATE_BYTES = 100_000
+SMALL_BYTES = 5_000
+"""More than manifest and ledger of a checkpoint take."""
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Home:
+    found = home_at(tmp_path / "home")
+    found.create()
+    return found
+
+
+def limited(home: Home, limit: int | None) -> DiskQuota:
+    return DiskQuota(home, lambda: limit)
+
+
+def aside(home: Home) -> Path:
+    """A state as the worker leaves it."""
+    folder = home.cache / "state"
+    folder.mkdir(exist_ok=True)
+    path = folder / "checkpoint.safetensors"
+    path.write_bytes(bytes(STATE_BYTES))
+    return path
+
+
+def keeping(home: Home, quota: DiskQuota) -> Callable[[int], None]:
+    """Keep a checkpoint as the daemon does."""
+    folder = CheckpointFolder(home.checkpoints, RUN)
+
+    def keep(round_number: int) -> None:
+        state = aside(home)
+        quota.require_place_for(state, folder, 0)
+        folder.keep(state, stage=0, round_number=round_number, step=0, ledger=())
+        quota.make_room(folder, 0)
+
+    return keep
+
+
+def rounds(home: Home) -> list[int]:
+    return [found.round for found in CheckpointFolder(home.checkpoints, RUN).find(0)[0]]
+
+
+def test_everything_of_a_home_counts_but_the_homes_of_further_devices(home: Home) -> None:
+    quota = limited(home, None)
+    before = quota.measure()
+    for place, size in ((home.checkpoints, 10), (home.cache / "x", 20), (home.state, 40)):
+        place.mkdir(parents=True, exist_ok=True)
+        (place / "file").write_bytes(bytes(size))
+    (home.devices / "2").mkdir(parents=True)
+    (home.devices / "2" / "file").write_bytes(bytes(1000))
+    assert quota.measure() - before == 70
+    assert quota.used_bytes == before + 70
+
+
+def test_a_home_whose_directories_lie_in_each_other_counts_once(tmp_path: Path) -> None:
+    env = {"STATE_DIRECTORY": str(tmp_path), "HOME": str(tmp_path)}
+    from swarmd.home import find_home
+
+    home = find_home(environ=env)
+    home.create()
+    (home.data / "file").write_bytes(bytes(100))
+    assert limited(home, None).measure() == 100
+
+
+@pytest.mark.parametrize(("fit", "left"), [(3, [4, 3, 2]), (2, [4, 3]), (1, [4])])
+def test_older_checkpoints_make_room_for_the_newest(home: Home, fit: int, left: list[int]) -> None:
+    keep = keeping(home, limited(home, fit * STATE_BYTES + fit * SMALL_BYTES))
+    for round_number in range(1, 5):
+        keep(round_number)
+    assert rounds(home) == left
+
+
+def test_a_checkpoint_that_has_no_place_at_all_is_not_kept_and_nothing_is_lost(home: Home) -> None:
+    keep = keeping(home, limited(home, None))
+    keep(1)
+    (home.cache / "corpus").write_bytes(bytes(STATE_BYTES))
+    keep = keeping(home, limited(home, 2 * STATE_BYTES - SMALL_BYTES))
+    with pytest.raises(OverDiskLimit, match="disk-limit is"):
+        keep(2)
+    assert rounds(home) == [1]
+    assert not list((home.cache / "state").iterdir())
+
+
+def test_pieces_of_a_state_are_written_up_to_the_limit(home: Home) -> None:
+    quota = limited(home, 1_000_000)
+    quota.require(600_000, home.cache)
+    with pytest.raises(OverDiskLimit):
+        quota.require(600_000, home.cache)
+    quota.require(300_000, home.cache)
+    free = limited(home, None)
+    free.require(1 << 60, home.cache)
