@@ -1,13 +1,19 @@
-"""What every test gets: one thread for torch, and `--slow` for what takes a minute or more."""
+"""What every test gets: one thread for torch, no verdict by the clock, and the choice of `--slow`."""
 
 from __future__ import annotations
 
 import os
 
+import hypothesis
 import pytest
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 """Spinning OpenMP threads on few cores slow everything; set before anybody imports torch."""
+
+hypothesis.settings.register_profile(
+    "any machine", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
+hypothesis.settings.load_profile("any machine")
 
 pytest.register_assert_rewrite("backend_contract")
 
