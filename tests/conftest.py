@@ -1,4 +1,4 @@
-"""What every test gets: one thread for torch, no verdict by the clock, and the choice of `--slow`."""
+"""What every test gets: one thread for torch, no verdict by the clock, `--slow` for the slow."""
 
 from __future__ import annotations
 

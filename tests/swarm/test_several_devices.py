@@ -33,7 +33,7 @@ def daemon_of(home: str) -> psutil.Process:
 
 @pytest.mark.slow
 def test_two_devices_hold_two_stages_and_are_told_and_ended_as_one(tmp_path: Path) -> None:
-    with daemons(tmp_path, stages=2, peers_min=2) as swarm:
+    with daemons(tmp_path, stages=2, peers_min=2, inner_steps=2) as swarm:
         swarm.start("p0", *ONE_MORE, first=True)
         swarm.wait("both train", lambda: states(swarm) == ["training", "training"])
         ours, other = slots(swarm)
@@ -49,6 +49,9 @@ def test_two_devices_hold_two_stages_and_are_told_and_ended_as_one(tmp_path: Pat
         swarm.tell("p0", "resume")
         swarm.wait("both train again", lambda: states(swarm) == ["training", "training"])
 
+        swarm.wait("a round is kept", lambda: swarm.status("p0")["progress"]["outer_round"] >= 1)
+        kept = Path(other["home"]) / "data" / "checkpoints"
+        swarm.wait("the other keeps it too", lambda: list(kept.glob("*/stage-*")))
         companion = daemon_of(other["home"])
         companion.kill()
         swarm.wait("it has ended", lambda: states(swarm)[1] == "failed")
