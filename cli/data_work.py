@@ -58,6 +58,7 @@ def tokenize(
         "documents": index.documents,
         "held_out_documents": index.held_out_documents,
         "mended_documents": index.mended_documents,
+        "first_mended": last[0].first_mended or None,
         "empty_texts": index.empty_texts,
         "train_tokens": index.train_tokens,
         "held_out_tokens": index.held_out_tokens,

@@ -26,6 +26,18 @@ def ledger_on_disk(session: Session, file: str | None, run: str | None) -> Ledge
     return saved_ledger(session.home, run) if run is not None else read_ledger(Path(file or ""))
 
 
+def asked_of_daemon(session: Session, what: str) -> dict[str, Any]:
+    """Where none runs, what a checkpoint knows may do."""
+    from swarmd.local_api.client import NoDaemon
+
+    try:
+        found: dict[str, Any] = session.ask(what)
+    except NoDaemon as error:
+        error.hint = f"{error.hint}; or --run RUN, for the ledger in that run's last checkpoint"
+        raise
+    return found
+
+
 def _is_of_daemon(session: Session, name: str) -> bool:
     """Whether a daemon of this home is in that run."""
     from swarmd.local_api.client import NoDaemon

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from swarmd.cli.framework import Session, command, option
-from swarmd.cli.ledgers import FROM_FILE, OF_RUN, ledger_on_disk
+from swarmd.cli.ledgers import FROM_FILE, OF_RUN, asked_of_daemon, ledger_on_disk
 
 if TYPE_CHECKING:
     from swarmd.ledger_file import LedgerFile
@@ -25,7 +25,10 @@ def contributions(session: Session, file: str | None, run: str | None) -> None:
     neighbours, so no receipts.
     """
     on_disk = ledger_on_disk(session, file, run)
-    found = session.ask("contributions") if on_disk is None else _contributions_of(on_disk)
+    if on_disk is None:
+        found = asked_of_daemon(session, "contributions")
+    else:
+        found = _contributions_of(on_disk)
     if session.is_json:
         session.printer.object(found)
         return

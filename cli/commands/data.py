@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from swarmd.cli.framework import Parsed, Session, argument, group, option
-from swarmd.cli.ledgers import FROM_FILE, OF_RUN, ledger_on_disk
+from swarmd.cli.ledgers import FROM_FILE, OF_RUN, asked_of_daemon, ledger_on_disk
 from swarmd.units import parse_size
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ def audit(session: Session, file: str | None, run: str | None) -> int:
     From a file or a checkpoint, every signature in it is checked first.
     """
     on_disk = ledger_on_disk(session, file, run)
-    found = session.ask("audit") if on_disk is None else _audit_of(on_disk)
+    found = asked_of_daemon(session, "audit") if on_disk is None else _audit_of(on_disk)
     if session.is_json:
         session.printer.object(found)
         return 0 if found.get("clean") else 1
@@ -117,9 +117,12 @@ def tokenize(
         found,
         path=str(Path(folder).absolute()),
     )
-    for name, text in (("mended_documents", "documents mended"), ("empty_texts", "texts empty")):
-        if found[name]:
-            session.printer.say(f"{f.count(found[name])} {text}")
+    if mended := found["mended_documents"]:
+        what = f.plural(mended, "document was", "documents were")
+        first = "" if mended == 1 else "the first: "
+        session.printer.say(f"{what} not all UTF-8 text and mended: {first}{found['first_mended']}")
+    if found["empty_texts"]:
+        session.printer.say(f"{f.plural(found['empty_texts'], 'text was', 'texts were')} empty")
 
 
 @data.subcommand()
@@ -146,3 +149,8 @@ def train_tokenizer(
         found,
         path=str(Path(file).absolute()),
     )
+    if found["vocab_size"] < vocab_size:
+        session.printer.say(
+            f"so little text gives no more: {f.count(vocab_size)} were asked for, and the run file "
+            f"must say vocab_size = {found['vocab_size']}"
+        )

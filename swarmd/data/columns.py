@@ -11,18 +11,19 @@ here it becomes DataMissing with the file's name.
 from __future__ import annotations
 
 import os
-from collections import Counter
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from swarmd.data.documents import DataMissing, Document, pieces_of_text
+from swarmd.data.reading import Reading
 from swarmd.data.text_files import matching_files, needs_package
 
 BATCH_ROWS = 256
 
 
-def parquet_documents(pattern: str, column: str, left_out: Counter[str]) -> Iterator[Document]:
+def parquet_documents(pattern: str, column: str, reading: Reading) -> Iterator[Document]:
     """The texts of a column of every file that matches. Raises DataMissing."""
     try:
         import pyarrow as arrow
@@ -30,21 +31,28 @@ def parquet_documents(pattern: str, column: str, left_out: Counter[str]) -> Iter
     except ImportError:
         raise needs_package(f"parquet:{pattern}", "pyarrow", pattern) from None
     damage = (OSError, arrow.ArrowException)
-    for name, path in matching_files(pattern):
+    for name, path in reading.files(matching_files(pattern)):
         try:
             with parquet.ParquetFile(
                 path, pre_buffer=False, page_checksum_verification=True
             ) as file:
                 _require_text(file.schema_arrow, column, str(path), arrow)
-                batches = file.iter_batches(BATCH_ROWS, columns=[column], use_threads=False)
-                texts = (item for batch in batches for item in batch.column(0).to_pylist())
-                yield from _rows(name, texts, left_out)
+                texts = _column_of(file, column, path.stat().st_size, reading)
+                yield from _rows(name, texts, reading)
         except damage as error:
             raise DataMissing(f"{path} is cut short or damaged: {error}", path=str(path)) from None
 
 
+def _column_of(file: Any, column: str, size_bytes: int, reading: Reading) -> Iterator[Any]:
+    done, rows = 0, max(1, file.metadata.num_rows)
+    for batch in file.iter_batches(BATCH_ROWS, columns=[column], use_threads=False):
+        yield from batch.column(0).to_pylist()
+        done += batch.num_rows
+        reading.place = partial(int, size_bytes * done // rows)
+
+
 def hf_documents(
-    name: str, config: str, split: str, column: str, left_out: Counter[str]
+    name: str, config: str, split: str, column: str, reading: Reading
 ) -> Iterator[Document]:
     """The texts of a column of a data set, read as a stream. Raises DataMissing."""
     try:
@@ -56,7 +64,7 @@ def hf_documents(
         rows = datasets.load_dataset(place, config or None, split=split, streaming=True)
         if rows.column_names is not None and column not in rows.column_names:
             raise _no_column(name, column, rows.column_names)
-        yield from _rows(Path(name).name, _texts_of(rows, name, column), left_out)
+        yield from _rows(Path(name).name, _texts_of(rows, name, column), reading)
     except DataMissing:
         raise
     except Exception as error:  # its own, the file system's, the network's and the formats'
@@ -74,10 +82,10 @@ def _texts_of(rows: Any, name: str, column: str) -> Iterator[Any]:
         yield row[column]
 
 
-def _rows(name: str, texts: Iterator[Any], left_out: Counter[str]) -> Iterator[Document]:
+def _rows(name: str, texts: Iterator[Any], reading: Reading) -> Iterator[Document]:
     for number, text in enumerate(texts):
         if not text:
-            left_out["empty"] += 1
+            reading.empty_texts += 1
             continue
         if not isinstance(text, str):
             where = f"{name}, row {number}"

@@ -35,7 +35,13 @@ class DataMissing(UserError):
     """
 
     def __init__(self, message: str, *, path: str, hint: str = "") -> None:
-        super().__init__(message, code="data_missing", exit_code=EXIT_BAD_CONFIG, hint=hint)
+        super().__init__(
+            message,
+            code="data_missing",
+            exit_code=EXIT_BAD_CONFIG,
+            hint=hint,
+            details={"path": path},
+        )
         self.path = path
 
 

@@ -20,13 +20,13 @@ from __future__ import annotations
 
 import os
 import sysconfig
-from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from swarmd.data.columns import hf_documents, parquet_documents
 from swarmd.data.documents import EXIT_BAD_CONFIG, ContentDigest, DataMissing, Document
+from swarmd.data.reading import Reading
 from swarmd.data.text_files import jsonl_documents, text_documents, text_file
 from swarmd.errors import UserError
 
@@ -46,22 +46,26 @@ class Source:
     """A parsed source: `documents()` starts again from the beginning each time."""
 
     spec: str
-    read: Callable[[Counter[str]], Iterator[Document]]
+    read: Callable[[Reading], Iterator[Document]]
     samples_max: int = 0
     """Train on that many samples only; 0: on all."""
     folder: Path | None = None
     """Tokens instead of documents: where they are."""
-    left_out: Counter[str] = field(default_factory=Counter)
-    """By the pass under way, or the last: `empty`, texts without a character."""
+    passes: list[Reading] = field(default_factory=list)
+    """The one under way, or the last."""
+
+    @property
+    def reading(self) -> Reading:
+        return self.passes[0] if self.passes else Reading()
 
     def documents(self) -> Iterator[Document]:
         """Raises DataMissing."""
-        self.left_out.clear()
-        return self.read(self.left_out)
+        self.passes[:] = [Reading()]
+        return self.read(self.passes[0])
 
 
 def parse_source(spec: str) -> Source:
-    """Understand `KIND:WHAT`. Raises UserError (bad_config) without looking at any file."""
+    """Understand `KIND:WHAT`. Raises UserError (bad_config) without reading any file."""
     kind, _, what = spec.partition(":")
     if kind == "builtin":
         name, _, count = what.partition(":")
@@ -69,18 +73,21 @@ def parse_source(spec: str) -> Source:
             raise _bad_source(spec, "built in are builtin:python and builtin:python:N")
         return Source(spec, _python_documents, samples_max=int(count or 0))
     if kind == "text" and what:
-        return Source(spec, lambda left_out: text_documents(what, left_out))
+        return Source(spec, lambda reading: text_documents(what, reading))
     if kind == "jsonl" and what:
         pattern, field_name = _with_field(spec, what, "jsonl:GLOB#FIELD")
-        return Source(spec, lambda left_out: jsonl_documents(pattern, field_name, left_out))
+        return Source(spec, lambda reading: jsonl_documents(pattern, field_name, reading))
     if kind == "parquet" and what:
         pattern, column = _with_field(spec, what, "parquet:GLOB#COLUMN")
-        return Source(spec, lambda left_out: parquet_documents(pattern, column, left_out))
+        return Source(spec, lambda reading: parquet_documents(pattern, column, reading))
     if kind == "hf" and what:
         named = _hf_parts(spec, what)
-        return Source(spec, lambda left_out: hf_documents(*named, left_out))
+        return Source(spec, lambda reading: hf_documents(*named, reading))
     if kind == "tokens" and what:
         return Source(spec, lambda _: _no_documents(spec), folder=Path(what).expanduser())
+    if Path(spec).expanduser().exists():
+        is_folder = Path(spec).expanduser().is_dir()
+        raise _bad_source(spec, f"for the texts there write text:{spec}{'/**/*' * is_folder}")
     raise _bad_source(spec, f"known are {KINDS}")
 
 
@@ -116,7 +123,7 @@ def _no_documents(spec: str) -> Iterator[Document]:
     raise DataMissing(f"{spec} has tokens, not documents", path=spec)
 
 
-def _python_documents(left_out: Counter[str]) -> Iterator[Document]:
+def _python_documents(reading: Reading) -> Iterator[Document]:
     root = Path(sysconfig.get_paths()["stdlib"])
     names = sorted(_python_files(root))
     if not names:
@@ -125,8 +132,8 @@ def _python_documents(left_out: Counter[str]) -> Iterator[Document]:
             path=str(root),
             hint="this interpreter comes without its library's sources; use text:GLOB",
         )
-    for name in names:
-        yield from text_file(name, root / name, left_out)
+    for name, path in reading.files([(name, root / name) for name in names]):
+        yield from text_file(name, path, reading)
 
 
 def _python_files(root: Path) -> Iterator[str]:

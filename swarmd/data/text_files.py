@@ -11,7 +11,6 @@ import gzip
 import io
 import json
 import os
-from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO, cast
@@ -26,6 +25,7 @@ from swarmd.data.documents import (
     read_guarded,
     unreadable,
 )
+from swarmd.data.reading import Reading
 
 LINE_BYTES_MAX = 64 * 1024 * 1024
 """Of one JSON object. It has to be read whole, so a longer one is refused, by name."""
@@ -41,47 +41,49 @@ def matching_files(pattern: str) -> list[tuple[str, Path]]:
         raise DataMissing(
             f"no file matches {pattern}",
             path=pattern,
-            hint="quote the pattern, so that the shell leaves it alone; ** goes into folders",
+            hint=f"{pattern} is a folder; {expanded}/**/* is all that lies in it"
+            if os.path.isdir(expanded)
+            else "quote the pattern, so that the shell leaves it alone; ** goes into folders",
         )
     return files
 
 
-def text_documents(pattern: str, left_out: Counter[str]) -> Iterator[Document]:
+def text_documents(pattern: str, reading: Reading) -> Iterator[Document]:
     """Every file is a text, cut into documents. Empty ones are left out."""
-    for name, path in matching_files(pattern):
-        yield from text_file(name, path, left_out)
+    for name, path in reading.files(matching_files(pattern)):
+        yield from text_file(name, path, reading)
 
 
-def text_file(name: str, path: Path, left_out: Counter[str]) -> Iterator[Document]:
+def text_file(name: str, path: Path, reading: Reading) -> Iterator[Document]:
     is_empty = True
-    with opened(path) as stream:
+    with opened(path, reading) as stream:
         for document in pieces(name, stream, path):
             is_empty = False
             yield document
-    left_out["empty"] += is_empty
+    reading.empty_texts += is_empty
 
 
-def jsonl_documents(pattern: str, field: str, left_out: Counter[str]) -> Iterator[Document]:
+def jsonl_documents(pattern: str, field: str, reading: Reading) -> Iterator[Document]:
     """Every line is an object; its text is in `field`. Empty lines and texts are left out."""
-    for name, path in matching_files(pattern):
-        with opened(path) as stream:
+    for name, path in reading.files(matching_files(pattern)):
+        with opened(path, reading) as stream:
             for number, line in enumerate(_lines(stream, path), start=1):
                 if line.strip():
                     text = _field_of(line, field, f"{path}, line {number}")
-                    left_out["empty"] += not text
+                    reading.empty_texts += not text
                     yield from pieces_of_text(f"{name}:{number}", text)
 
 
-def opened(path: Path) -> BinaryIO:
+def opened(path: Path, reading: Reading) -> BinaryIO:
     """The text inside: unpacked if the name ends in .gz or .zst. Raises DataMissing."""
     try:
-        if path.suffix == ".gz":
-            return cast(BinaryIO, gzip.open(path, "rb"))
-        if path.suffix == ".zst":
-            return _opened_zst(path)
-        return path.open("rb")
+        file = path.open("rb")
     except OSError as error:
         raise unreadable(path, error) from None
+    reading.place = file.tell
+    if path.suffix == ".gz":
+        return cast(BinaryIO, _Gzip(file))
+    return _opened_zst(path, file) if path.suffix == ".zst" else file
 
 
 def needs_package(what: str, package: str, path: str) -> DataMissing:
@@ -93,12 +95,21 @@ def needs_package(what: str, package: str, path: str) -> DataMissing:
     )
 
 
-def _opened_zst(path: Path) -> BinaryIO:
+class _Gzip(gzip.GzipFile):
+    """Closes the file with itself."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        super().__init__(fileobj=file, mode="rb")
+        self.myfileobj = file
+
+
+def _opened_zst(path: Path, file: BinaryIO) -> BinaryIO:
     try:
         import zstandard
     except ImportError:
+        file.close()
         raise needs_package(f"{path} (zstd)", "zstandard", str(path)) from None
-    frames = _ZstFrames(path.open("rb"), lambda: zstandard.ZstdDecompressor().decompressobj())
+    frames = _ZstFrames(file, lambda: zstandard.ZstdDecompressor().decompressobj())
     return cast(BinaryIO, io.BufferedReader(frames, READ_BYTES))
 
 

@@ -44,13 +44,25 @@ class Progress:
     text_bytes: int
     tokens: int
     seconds: float
+    share: float | None = None
+    """Of the source; None if its size is not known."""
+    first_mended: str = ""
+    """The first document that had to be mended."""
 
     def __str__(self) -> str:
         megabytes = self.text_bytes / 1e6
         return (
             f"{megabytes:.1f} MB of text in {self.documents} documents, {self.tokens} tokens, "
-            f"{megabytes / max(self.seconds, 1e-3):.2f} MB/s"
+            f"{megabytes / max(self.seconds, 1e-3):.2f} MB/s{self._outlook}"
         )
+
+    @property
+    def _outlook(self) -> str:
+        if not self.share or self.share >= 1.0:
+            return ""
+        left_s = self.seconds * (1 - self.share) / self.share
+        left = f"{left_s / 60:.0f} min" if left_s >= 100 else f"{left_s:.0f} s"
+        return f"; {self.share:.0%} done, about {left} left"
 
 
 Tell = Callable[[Progress], None]
@@ -107,6 +119,7 @@ class _Pass:
         self._separator = np.array([tokeniser.separator], dtype=tokeniser.dtype).tobytes()
         self._documents = self._held_out_documents = self._mended = 0
         self._text_bytes = 0
+        self._first_mended = ""
         self._lowest: list[tuple[int, int]] = []
         """A heap of (-rank, tokens): the lowest ranks that together reach the minimum, no more."""
         self._lowest_tokens = 0
@@ -160,7 +173,9 @@ class _Pass:
             part.write(ids.tobytes() + self._separator)
             self._documents += 1
             self._held_out_documents += is_held_out
-            self._mended += REPLACEMENT in document.content
+            if REPLACEMENT in document.content:
+                self._mended += 1
+                self._first_mended = self._first_mended or document.name
             self._text_bytes += len(document.content)
 
     def _note_rank(self, rank: int, tokens: int) -> None:
@@ -178,7 +193,14 @@ class _Pass:
         return self._train.size_bytes // item, self._held_out.size_bytes // item
 
     def _progress(self, seconds: float) -> Progress:
-        return Progress(self._documents, self._text_bytes, sum(self._tokens), seconds)
+        return Progress(
+            self._documents,
+            self._text_bytes,
+            sum(self._tokens),
+            seconds,
+            self._source.reading.share,
+            self._first_mended,
+        )
 
     def _index(self) -> Index:
         train_tokens, held_out_tokens = self._tokens
@@ -192,7 +214,7 @@ class _Pass:
             documents=self._documents,
             held_out_documents=self._held_out_documents,
             mended_documents=self._mended,
-            empty_texts=self._source.left_out["empty"],
+            empty_texts=self._source.reading.empty_texts,
             train_tokens=train_tokens,
             held_out_tokens=held_out_tokens,
             shard_bytes=self._recipe.shard_bytes,

@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import gzip
+import os
 from pathlib import Path
 
+import pyarrow as arrow
+import pyarrow.parquet as parquet
+import pytest
+import zstandard
 from command_line import swarmd
 from corpus_helpers import data_run, write_texts
 
@@ -77,6 +83,72 @@ def test_a_failed_tokenize_leaves_nothing(home: Home, tmp_path: Path) -> None:
     assert list(place.iterdir()) == []
 
 
+def parquet_body() -> bytes:
+    sink = arrow.BufferOutputStream()
+    parquet.write_table(arrow.table({"text": ["some text"] * 100}), sink)
+    body: bytes = sink.getvalue().to_pybytes()
+    return body
+
+
+TEXT = b"some text that is long enough\n" * 200
+BROKEN = {
+    "cut.txt.gz": (gzip.compress(TEXT)[:-9], "text:{}", "cut.txt.gz"),
+    "cut.txt.zst": (zstandard.compress(os.urandom(9_000))[:-9], "text:{}", "cut.txt.zst"),
+    "cut.parquet": (parquet_body()[:-9], "parquet:{}#text", "cut.parquet"),
+    "whole.parquet": (parquet_body(), "parquet:{}#body", "no column 'body'"),
+    "cut.jsonl": (b'{"text": "fine"}\n{"text": "cu', "jsonl:{}#text", "cut.jsonl, line 2"),
+    "whole.jsonl": (b'{"text": "fine"}\n', "jsonl:{}#body", "no text in the field 'body'"),
+    "empty.txt": (b"", "text:{}", "has no text in it"),
+    "here.txt": (TEXT, "text:{}.not", "no file matches"),
+}
+"""By the file's name: what is in it, how it is asked for, and what is said of it."""
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_a_broken_source_is_refused_by_name(home: Home, tmp_path: Path, name: str) -> None:
+    body, form, said = BROKEN[name]
+    (tmp_path / name).write_bytes(body)
+    folder, file = tmp_path / "tokens", tmp_path / "t.json"
+    source = form.format(tmp_path / name)
+    for words in (("tokenize", source, str(folder)), ("train-tokenizer", source, str(file))):
+        refused = swarmd("data", *words, "--json", home=home)
+        assert refused.code == 78
+        error = refused.object["error"]
+        assert (error["code"], error["exit_code"]) == ("data_missing", 78)
+        assert said in error["message"]
+        assert name in error["details"]["path"]
+    assert not folder.exists()
+    assert not file.exists()
+
+
+def test_what_is_no_text_and_what_is_empty_is_counted_and_named(home: Home, tmp_path: Path) -> None:
+    source = write_texts(tmp_path / "in")
+    (tmp_path / "in" / "bad.txt").write_bytes(b"bad \xff text " * 100)
+    (tmp_path / "in" / "empty.txt").write_bytes(b"")
+    words = ("data", "tokenize", source, str(tmp_path / "tokens"), "--held-out-tokens", "100")
+    made = swarmd(*words, "--json", home=home).object["data"]
+    assert (made["mended_documents"], made["first_mended"], made["empty_texts"]) == (
+        1,
+        "bad.txt",
+        1,
+    )
+
+
+def test_a_path_without_its_kind_is_answered_with_what_to_write(home: Home, tmp_path: Path) -> None:
+    write_texts(tmp_path / "in")
+    for source in (f"{tmp_path}/in", f"text:{tmp_path}/in"):
+        refused = swarmd("data", "tokenize", source, str(tmp_path / "tokens"), home=home)
+        assert refused.code == 78
+        assert f"{tmp_path}/in/**/*" in refused.err
+
+
+def test_a_tokeniser_smaller_than_was_asked_for_says_so(home: Home, tmp_path: Path) -> None:
+    source = write_texts(tmp_path / "in")
+    found = swarmd("data", "train-tokenizer", source, str(tmp_path / "t.json"), home=home)
+    assert found.code == 0
+    assert "32 768 were asked for" in found.err
+
+
 def test_a_source_of_which_nothing_is_left_to_train_on_is_refused(
     home: Home, tmp_path: Path
 ) -> None:
@@ -114,6 +186,16 @@ def test_the_ledger_of_a_run_is_proved_from_its_last_checkpoint(home: Home, tmp_
     assert earlier.object["samples_completed"] == 0
     both = swarmd("data", "audit", "--run", run.name, "--ledger", str(newest), home=home)
     assert both.code == 2
+
+
+@pytest.mark.parametrize("words", [("data", "audit"), ("contributions",)])
+def test_without_a_daemon_the_way_to_the_checkpoint_is_said(
+    home: Home, words: tuple[str, ...]
+) -> None:
+    home.create()
+    refused = swarmd(*words, home=home)
+    assert refused.code == 3
+    assert "--run RUN" in refused.err
 
 
 def done_by_one(home: Home) -> tuple[PeerId, RunConfig, LeaseBook]:

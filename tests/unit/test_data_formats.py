@@ -1,8 +1,10 @@
 """Compressed files, columns and data sets: the same documents, and clear words for faults."""
 
 import builtins
+import gzip
 import json
 import os
+import random
 import resource
 from collections.abc import Sequence
 from pathlib import Path
@@ -105,7 +107,35 @@ def test_texts_without_a_character_are_left_out_and_counted(tmp_path):
         source = parse_source(spec)
         for _ in range(2):  # a pass counts anew
             assert [document.content for document in source.documents()] == [b"one"]
-            assert source.left_out["empty"] == empty
+            assert source.reading.empty_texts == empty
+
+
+@pytest.mark.parametrize("kind", ["txt", "gz", "zst", "jsonl", "parquet"])
+def test_how_far_a_pass_is_follows_from_the_sizes_of_the_files(tmp_path, kind):
+    """Of two files of one size: half of it when the second begins; never less than before."""
+    for name in "ab":
+        text = random.Random(name).randbytes(600_000).hex()
+        path = tmp_path / f"{name}.{kind}"
+        rows = [text[place : place + 2_000] for place in range(0, len(text), 2_000)]
+        match kind:
+            case "parquet":
+                write_parquet(path, text=rows)
+            case "jsonl":
+                path.write_text("".join(json.dumps({"text": row}) + "\n" for row in rows))
+            case _:
+                pack = {"gz": gzip.compress, "zst": zstandard.compress}.get(kind, bytes)
+                path.write_bytes(pack(text.encode()))
+    spec = {"jsonl": f"jsonl:{tmp_path}/*#text", "parquet": f"parquet:{tmp_path}/*#text"}
+    source = parse_source(spec.get(kind, f"text:{tmp_path}/*"))
+    shares = {"a": [0.0], "b": [0.0]}
+    for document in source.documents():
+        share = source.reading.share
+        assert share is not None
+        shares[document.name[0]].append(share)
+    assert all(values == sorted(values) for values in shares.values())
+    assert 0.3 < max(shares["a"]) <= 0.51
+    assert 0.8 < max(shares["b"]) <= 1.0
+    assert source.reading.share == 1.0
 
 
 # ---------------------------------------------------------------------------------------- parquet

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import random
 import shutil
 from pathlib import Path
 
@@ -256,6 +257,33 @@ def test_opening_reads_no_tokens(source, tmp_path):
         packed.train.read(0, 1)
 
 
+@pytest.mark.parametrize("kind", ["bytes", "json"])
+def test_who_resumes_in_the_middle_reads_what_lies_there_and_nothing_else(kind, source, tmp_path):
+    """So it takes no longer the further on it is: every other block is spoilt, and none is read."""
+    rng = random.Random(5)
+    words = [rng.randbytes(rng.randint(1, 4)).hex() for _ in range(500)]
+    for number in range(100):
+        text = " ".join(rng.choices(words, k=5_000))
+        (tmp_path / "in" / f"long{number}.txt").write_text(text)
+    body = train_tokeniser(parse_source(source), 300, 1 << 16).body
+    tokeniser = BytesTokeniser() if kind == "bytes" else JsonTokeniser(body, "trained")
+    folder = made(source, tokeniser, tmp_path / "tokens")
+    before = open_folder(folder).train
+    middle, count = len(before) // 2, 513
+    expected = before.read(middle, count).tolist()
+    item = before.read(0, 1).dtype.itemsize
+    first, last = middle * item // BLOCK_BYTES, (middle + count) * item // BLOCK_BYTES
+    shard = folder / "train-00000.bin"
+    whole = shard.read_bytes()
+    kept = slice(first * BLOCK_BYTES, (last + 1) * BLOCK_BYTES)
+    shard.write_bytes(bytes(kept.start) + whole[kept] + bytes(max(0, len(whole) - kept.stop)))
+    assert shard.stat().st_size > 2 * BLOCK_BYTES
+    resumed = open_folder(folder).train
+    assert resumed.read(middle, count).tolist() == expected
+    with pytest.raises(Corrupt):
+        resumed.read(0, 1)
+
+
 def test_progress_is_told_and_mended_and_empty_texts_are_counted(tmp_path):
     source = write_texts(tmp_path / "in")
     (tmp_path / "in" / "bad.txt").write_bytes(b"bad \xff text " * 100)
@@ -267,6 +295,7 @@ def test_progress_is_told_and_mended_and_empty_texts_are_counted(tmp_path):
     )
     assert (index.documents, index.mended_documents, index.empty_texts) == (41, 1, 1)
     assert told[-1].documents == 41
+    assert (told[-1].first_mended, told[-1].share) == ("bad.txt", 1.0)
     assert told[-1].tokens == index.train_tokens + index.held_out_tokens
     put_in_place(tmp_path / "made", tmp_path / "tokens")
     assert open_folder(tmp_path / "tokens").index == index
