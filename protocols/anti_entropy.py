@@ -13,7 +13,6 @@ bring them back to each other for ever.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from swarmd.protocols.dissemination import size_of
@@ -34,6 +33,7 @@ from swarmd.protocols.records import stamp_of
 from swarmd.protocols.roster import PRESENT, Entry, Liveness, Roster
 
 _SUM = struct.Struct(">Q")
+_SUM_MAX = 0xFFFF_FFFF_FFFF_FFFF
 _ENTRY = struct.Struct(">8sQQQB")
 _CODES = (Liveness.ALIVE, Liveness.SUSPECT, Liveness.DEAD, Liveness.LEFT)
 _PEERS_A_BUCKET = 4
@@ -132,18 +132,25 @@ class AntiEntropy:
         sums = [0] * bucket_count
         mask = bucket_count - 1
         for entry in self._told(now_s):
-            sums[_low_bits(entry.key) & mask] += entry.fingerprint
-        return b"".join(_SUM.pack(total & 0xFFFF_FFFF_FFFF_FFFF) for total in sums)
+            key, stamp_hash = entry.key, entry.stamp_hash
+            sums[(key[0] << 8 | key[1]) & mask] += stamp_hash or entry.fingerprint
+        return struct.pack(f">{bucket_count}Q", *[total & _SUM_MAX for total in sums])
 
-    def _entries_in(self, buckets: set[int], count: int, now_s: float) -> Iterator[Entry]:
-        for entry in self._told(now_s):
-            if _low_bits(entry.key) & (count - 1) in buckets:
-                yield entry
+    def _entries_in(self, buckets: set[int], count: int, now_s: float) -> list[Entry]:
+        mask = count - 1
+        return [
+            entry
+            for entry in self._told(now_s)
+            if (entry.key[0] << 8 | entry.key[1]) & mask in buckets
+        ]
 
-    def _told(self, now_s: float) -> Iterator[Entry]:
-        for entry in self._roster.entries():
-            if entry.is_present or now_s - entry.since_s <= self._told_s_max:
-                yield entry
+    def _told(self, now_s: float) -> list[Entry]:
+        since_s = now_s - self._told_s_max
+        return [
+            entry
+            for entry in self._roster.entries()
+            if entry.liveness in PRESENT or entry.since_s >= since_s
+        ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,10 +174,6 @@ def _buries(ours: Entry, other: _Listed) -> bool:
 def _is_buried(ours: Entry, other: _Listed) -> bool:
     """The other way round."""
     return other.liveness is Liveness.DEAD and ours.is_present and other.life >= ours.life
-
-
-def _low_bits(key: bytes) -> int:
-    return key[0] << 8 | key[1]
 
 
 def _pack(entry: Entry) -> bytes:

@@ -112,6 +112,7 @@ class Membership:
             self._out,
         )
         self._rng = rng
+        self._lag_s_min = limits.probe_interval_s / 2
         self._tick_due_s = math.inf
         self._forget_due_s = 0.0
         self._woke_until_s = -math.inf
@@ -234,7 +235,7 @@ class Membership:
             case fx.DialFailed(peer):
                 self._on_dial_failed(peer, now_s)
             case fx.LoopLag(lag_s):
-                if lag_s > self.limits.probe_interval_s / 2:
+                if lag_s > self._lag_s_min:
                     self.health.lagged()
             case fx.Started():
                 self._on_started(now_s)
@@ -245,8 +246,7 @@ class Membership:
             self.teller.hurry(self.news.fresh, now_s)
             self.news.fresh = Haste.WHENEVER
         effects = self._out[:]
-        if effects:
-            self._out.clear()
+        del self._out[:]
         return effects
 
     def _on_started(self, now_s: float) -> None:
@@ -264,7 +264,7 @@ class Membership:
     def _mind_pauses(self, now_s: float) -> None:
         """Notice that we ourselves stood still (SIGSTOP, a starved host): nobody else did wrong."""
         lag_s = now_s - self._tick_due_s
-        if lag_s <= self.limits.probe_interval_s / 2:
+        if lag_s <= self._lag_s_min:
             return
         self._tick_due_s = now_s
         self.health.lagged()

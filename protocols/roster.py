@@ -186,8 +186,7 @@ class Roster:
 
     def entries(self) -> Iterator[Entry]:
         """By id."""
-        entries = self._entries
-        return (entries[peer] for peer in self._ids)
+        return map(self._entries.__getitem__, self._ids)
 
     def changed_since(self, revision: int) -> list[Entry]:
         """What is new or different since then, the latest first."""

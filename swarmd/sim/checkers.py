@@ -133,12 +133,11 @@ class QueuesAreBounded:
         pass
 
     def check(self, moment: Moment) -> str | None:
-        membership = moment.membership
-        if len(membership.news) > QUEUE_MAX:
-            return f"{len(membership.news)} pieces of news wait"
-        if membership.prober.relay_count > RELAYS_MAX:
-            return f"{membership.prober.relay_count} probes for others"
-        return None
+        waiting = len(moment.membership.news)
+        if waiting > QUEUE_MAX:
+            return f"{waiting} pieces of news wait"
+        relayed = moment.membership.prober.relay_count
+        return f"{relayed} probes for others" if relayed > RELAYS_MAX else None
 
 
 class TheUndisturbedLive:

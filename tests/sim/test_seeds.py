@@ -24,7 +24,8 @@ from swarmd.sim.scenarios import SCENARIOS
 SEEDS = int(os.environ.get("SWARMD_SIM_SEEDS", "20"))
 FIRST_SEED = int(os.environ.get("SWARMD_SIM_FIRST_SEED", "0"))
 WHOLE_SEEDS = int(os.environ.get("SWARMD_WHOLE_SEEDS", "4"))
-CHUNKS = 20
+CHUNKS = 100
+"""Small ones, so that both workers have something to do until the end."""
 WORKERS = max(1, min(2, os.cpu_count() or 1))
 FAULTS = (
     "crash",
