@@ -12,6 +12,7 @@ Times are our own: how long a map or a claim has been the same is what we saw ou
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Any
@@ -32,6 +33,8 @@ REPLAN_S = 5.0
 _claim = attrgetter(
     "peer", "stage", "phase", "observer", "pinned", "cordoned", "settled", "recent_starts"
 )
+_capacity = attrgetter("peer", "tokens_per_s", "memory_bytes")
+"""With the claims, all of the roster that a plan follows from."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +68,7 @@ class Placement:
         self._stage_since_s = 0.0
         self._shape = -1
         self._claims: tuple[Any, ...] = ()
+        self._capacities: tuple[Any, ...] = ()
         self._plan: tuple[bool, Plan] | None = None
         """(whether the map was quiet, what followed)."""
         self._plan_at_s = 0.0
@@ -99,13 +103,16 @@ class Placement:
         return plan(view, self._needs, self._seed, self._limits, quiet_s)
 
     def _followed(self, view: RosterView, now_s: float) -> Plan:
-        """The same, kept: found again when claims have changed, and every REPLAN_S for capacities'
-        sake."""
+        """The same, kept: found again when claims have changed, and when capacities have, which
+        are looked at every REPLAN_S."""
         quiet_s = now_s - self._map_since_s
         is_quiet = quiet_s >= self._limits.settling_s
         held = self._plan
-        is_old = now_s - self._plan_at_s >= REPLAN_S
-        if held is None or is_old or held[0] != is_quiet:
+        if now_s - self._plan_at_s >= REPLAN_S:
+            self._plan_at_s, before = now_s, self._capacities
+            self._capacities = _values_of(_capacity, view)
+            held = held if self._capacities == before else None
+        if held is None or held[0] != is_quiet:
             limits = self._limits
             found = plan(
                 view,
@@ -117,7 +124,6 @@ class Placement:
                 present=self.present,
             )
             self._plan = held = (is_quiet, found)
-            self._plan_at_s = now_s
         return held[1]
 
     @property
@@ -162,7 +168,7 @@ class Placement:
         if view.shape == self._shape:
             return
         self._shape = view.shape
-        claims = _claims_of(view)
+        claims = _values_of(_claim, view)
         if claims == self._claims:
             return
         self._claims = claims
@@ -173,6 +179,6 @@ class Placement:
             self._map_version, self._map_since_s = version, now_s
 
 
-def _claims_of(view: RosterView) -> tuple[Any, ...]:
-    """All that a plan follows from but capacities, by peer: equal claims, equal plans."""
-    return tuple([_claim(item.record) for item in view.peers if item.liveness in PRESENT])
+def _values_of(values: Callable[[PeerRecord], Any], view: RosterView) -> tuple[Any, ...]:
+    """By peer, of those that are there."""
+    return tuple([values(item.record) for item in view.peers if item.liveness in PRESENT])

@@ -202,13 +202,14 @@ class Checkers:
     def _observe(self, peer: SimPeer, event: fx.Event, effects: list[fx.Effect]) -> None:
         if peer.twist is not None:
             return
-        membership = _membership(peer)
+        assert peer.machine is not None
+        membership = peer.machine.membership
         roster = membership.roster
         seen = self._seen[peer.number]
         if seen.epoch != peer.epoch:
             seen = self._seen[peer.number] = _Seen(peer.epoch)
         changed = [] if seen.revision == roster.revision else roster.changed_since(seen.revision)
-        emits = [effect for effect in effects if type(effect) is fx.Emit]
+        emits = [effect for effect in effects if type(effect) is fx.Emit] if effects else []
         moment = Moment(peer, membership, emits, changed)
         self._ask(self._asked_always, moment)
         if emits:

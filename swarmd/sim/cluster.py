@@ -244,7 +244,8 @@ class Cluster:
         assert len(effects) <= EFFECTS_PER_EVENT_MAX, f"{len(effects)} effects at once"
         if peer.twist is not None:
             effects = peer.twist(effects)
-        self._carrier.carry_out(peer, effects)
+        if effects:
+            self._carrier.carry_out(peer, effects)
         for observer in self.observe:
             observer(peer, event, effects)
 
