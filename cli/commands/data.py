@@ -93,6 +93,7 @@ def _audit_of(found: LedgerFile) -> dict[str, Any]:
     default=65_536,
     help="Hold out so many at least, whatever the share says; default 65536.",
 )
+@option("--jobs", type=int, default=1, help="Processes that tokenise; default 1.")
 def tokenize(
     session: Session,
     source: str,
@@ -100,15 +101,19 @@ def tokenize(
     tokeniser: str,
     held_out_share: float,
     held_out_tokens: int,
+    jobs: int,
 ) -> None:
     """Write the tokens of a source into DIR, to train on as tokens:DIR."""
     from swarmd.cli import format as f
     from swarmd.cli.data_work import Recipe, UserError
     from swarmd.cli.data_work import tokenize as write
+    from swarmd.data.encoding import JOBS_MAX
 
     if not 0 < held_out_share < 0.5 or held_out_tokens < 1:
         raise UserError("--held-out-share is in 0..0.5", code="usage", exit_code=2)
-    recipe = Recipe(held_out_share=held_out_share, held_out_tokens_min=held_out_tokens)
+    if not 1 <= jobs <= JOBS_MAX:
+        raise UserError(f"--jobs is in 1..{JOBS_MAX}", code="usage", exit_code=2)
+    recipe = Recipe(held_out_share=held_out_share, held_out_tokens_min=held_out_tokens, jobs=jobs)
     session.home.create()
     found = write(source, Path(folder), tokeniser, session.home.cache, recipe, session.printer.say)
     session.done(

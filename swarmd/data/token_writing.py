@@ -15,10 +15,13 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from swarmd.data.documents import REPLACEMENT, ContentDigest, DataMissing, Document
+from swarmd.data.encoding import encoded
 from swarmd.data.sources import Source
 from swarmd.data.token_folder import (
     LAYOUT_VERSION,
@@ -76,6 +79,8 @@ class Recipe:
     held_out_share: float
     held_out_tokens_min: int
     shard_bytes: int = SHARD_BYTES
+    jobs: int = 1
+    """Processes that tokenise. The tokens are the same whatever their number."""
 
 
 def write_tokens(
@@ -140,8 +145,9 @@ class _Pass:
     def run(self, tell: Tell | None) -> Index:
         began_s = told_s = time.monotonic()
         try:
-            for batch in _batches(self._source.documents()):
-                self._take(batch)
+            batches = _batches(self._source.documents())
+            for batch, ids in encoded(batches, self._tokeniser, self._recipe.jobs):
+                self._take(batch, ids)
                 now_s = time.monotonic()
                 if tell is not None and now_s - told_s >= TELL_EVERY_S:
                     told_s = now_s
@@ -161,9 +167,8 @@ class _Pass:
             tell(self._progress(time.monotonic() - began_s))
         return self._index()
 
-    def _take(self, batch: list[Document]) -> None:
-        encoded = self._tokeniser.encode([document.content for document in batch])
-        for document, ids in zip(batch, encoded, strict=True):
+    def _take(self, batch: list[Document], ids_of_batch: list[NDArray[Any]]) -> None:
+        for document, ids in zip(batch, ids_of_batch, strict=True):
             digest = document.digest()
             self._digest.add(digest)
             rank = int.from_bytes(digest[:8], "big")

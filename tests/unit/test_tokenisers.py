@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import multiprocessing
 import random
 import shutil
 from pathlib import Path
@@ -10,8 +11,10 @@ import numpy as np
 import pytest
 from corpus_helpers import data_run, write_texts
 
+from swarmd.data import token_writing
 from swarmd.data.corpus import open_corpus
 from swarmd.data.documents import DataMissing
+from swarmd.data.encoding import encoded
 from swarmd.data.packing import put_in_place
 from swarmd.data.sources import parse_source
 from swarmd.data.token_folder import BLOCK_BYTES, open_folder
@@ -245,6 +248,32 @@ def test_a_run_over_ready_made_tokens_takes_their_tokeniser(source, tokeniser, t
     run = make_run(sections, cache_dir=tmp_path / "cache")
     assert run.data.tokeniser == tokeniser.name
     assert run.data.content_hash == open_folder(folder).index.root
+
+
+@pytest.mark.process
+def test_two_processes_write_what_one_writes(source, tokeniser, tmp_path, monkeypatch):
+    """In batches so small that most are under way at once."""
+    monkeypatch.setattr(token_writing, "BATCH_BYTES", 500)
+    alone = made(source, tokeniser, tmp_path / "alone")
+    recipe = dataclasses.replace(RECIPE, jobs=2)
+    together = made(source, tokeniser, tmp_path / "together", recipe)
+    for file in alone.iterdir():
+        assert (together / file.name).read_bytes() == file.read_bytes()
+    assert multiprocessing.active_children() == []
+
+
+@pytest.mark.process
+def test_a_process_that_dies_ends_the_work_and_says_so(source, tokeniser):
+    documents = list(parse_source(source).documents())
+    batches = ([document] for document in documents * 50)
+    taken = encoded(batches, tokeniser, 2)
+    next(taken)
+    for child in multiprocessing.active_children():
+        child.kill()
+    with pytest.raises(UserError, match="has ended by itself") as caught:
+        list(taken)
+    assert "--jobs" in caught.value.hint
+    assert multiprocessing.active_children() == []
 
 
 def test_opening_reads_no_tokens(source, tmp_path):
