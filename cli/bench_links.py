@@ -15,8 +15,7 @@ _LINE = "{:<8} {:>8} {:>8} {:>13} {:>7} {:>9} {:>8}"
 
 def measure_links(printer: Printer, *, repeats: int, seconds: float, transfer_bytes: int) -> int:
     """Prints a row a plane and size, or `swarmd.bench_links`."""
-    import trio
-
+    from swarmd.cli.trio_work import run_trio
     from swarmd.net.bench_links import LinkBench, bench_links
 
     load = os.getloadavg()[0]
@@ -27,7 +26,7 @@ def measure_links(printer: Printer, *, repeats: int, seconds: float, transfer_by
 
     if not printer.is_json:
         printer.line(_LINE.format(*HEADINGS))
-    rows, transfer = trio.run(bench_links, bench, on_row)
+    rows, transfer = run_trio(bench_links, bench, on_row)
     if printer.is_json:
         found = BenchLinks(
             rows=rows,

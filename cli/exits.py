@@ -6,9 +6,11 @@ sys.exit.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import traceback
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -63,10 +65,15 @@ class Failure:
     def lines(self) -> list[str]:
         """For standard error."""
         shown = " ".join(self.message.split())
-        lines = [f"swarmd: error: {shown} ({self.code})"]
-        if self.code == "no_daemon":
-            lines = [f"swarmd: {shown} ({self.code})", *_last_stop(self.details)]
+        lines = [f"swarmd: error: {shown} ({self.code})", *_last_stop(self.details)]
         return [*lines, *([f"hint: {self.hint}"] if self.hint else [])]
+
+
+@contextlib.contextmanager
+def until_ctrl_c() -> Iterator[None]:
+    """Round what goes on until Ctrl-C: that is its usual end then, and no mistake."""
+    with contextlib.suppress(KeyboardInterrupt, click.Abort):
+        yield
 
 
 def failure_of(error: BaseException) -> Failure:
@@ -144,6 +151,8 @@ def _last_stop(details: dict[str, Any]) -> list[str]:
     from swarmd.cli.format import ago
 
     last = details.get("last_exit")
+    if details.get("ended_without_a_word"):
+        return ["  last stop   it ended without a word: killed, or the machine went down"]
     if not isinstance(last, dict):
         return []
     return [

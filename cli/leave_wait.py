@@ -16,33 +16,63 @@ if TYPE_CHECKING:
     from swarmd.home_files import LastExit
 
 POLL_S = 0.05
+LEFT_S_MIN = 0.05
+"""An answer that is there already is still read."""
 LAST_WORDS_S = 1.0
 """A daemon that crashed writes its last exit after it has let go of its home."""
 MARGIN_S = 10.0
 """Goodbye, checkpoint and an unhurried machine, above deadline and grace."""
 
 
+class TimeLeft:
+    """Of `--timeout`, which is for all that a command does together."""
+
+    def __init__(self, session: Session) -> None:
+        timeout_s = session.options.timeout_s
+        self._options = session.options
+        self._until_s = None if timeout_s is None else time.monotonic() + timeout_s
+
+    def seconds(self) -> float | None:
+        """None: as long as it takes. From here on `--timeout` is what is left of it."""
+        if self._until_s is not None:
+            self._options.timeout_s = max(LEFT_S_MIN, self._until_s - time.monotonic())
+        return self._options.timeout_s
+
+
 def ask(
-    session: Session, request: str, args: Mapping[str, Any], deadline_s: float | None
+    session: Session,
+    request: str,
+    args: Mapping[str, Any],
+    deadline_s: float | None,
+    time_left: TimeLeft,
 ) -> dict[str, Any]:
     """The leave record. Ends early if the daemon does: then how it ended is in its last exit."""
-    from swarmd.local_api.client import NoDaemon
+    from swarmd.local_api.client import DaemonSilent, NoDaemon
 
     drain_s = WAN.drain_deadline_s if deadline_s is None else deadline_s
+    usual_s = drain_s + WAN.stop_grace_s + MARGIN_S
+    time_left.seconds()
     try:
-        return session.ask(request, args, timeout_s=drain_s + WAN.stop_grace_s + MARGIN_S)
+        return session.ask(request, args, timeout_s=usual_s)
+    except DaemonSilent as error:
+        if error.has_request:
+            error.hint = (
+                f"it has the request, and carries it out once it answers again ({request}); "
+                "`kill` with its pid ends one that never does"
+            )
+        raise
     except NoDaemon as error:
         if not error.was_there:
             raise
         return _record(_last_words(session))
 
 
-def wait_until_gone(session: Session, code: int) -> int:
+def wait_until_gone(session: Session, code: int, time_left: TimeLeft) -> int:
     """The daemon's own exit status, once nobody holds the home."""
     from swarmd.home_files import read_last_exit
     from swarmd.home_lock import holder_of
 
-    wait_s = session.options.timeout_s or WAN.stop_grace_s + MARGIN_S
+    wait_s = time_left.seconds() or WAN.stop_grace_s + MARGIN_S
     deadline_s = time.monotonic() + wait_s
     while holder_of(session.home) is not None:
         if time.monotonic() >= deadline_s:

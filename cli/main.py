@@ -6,6 +6,7 @@ neither torch nor libp2p nor trio, so that they answer in a fraction of a second
 
 from __future__ import annotations
 
+import difflib
 import importlib
 import os
 import signal
@@ -26,6 +27,17 @@ class Root(Group):
         files = (name for folder in commands.__path__ for name in os.listdir(folder))
         stems = (name.removesuffix(".py") for name in files if name.endswith(".py"))
         return sorted(stem.replace("_", "-") for stem in stems if not stem.startswith("_"))
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """As click's; a word that is no command is told with the one that was meant."""
+        word = args[0]
+        if self.get_command(ctx, word) is None and word[:1].isalnum():
+            near = difflib.get_close_matches(word, self.list_commands(ctx), n=1)
+            guess = f"; did you mean `swarmd {near[0]}`?" if near else ""
+            raise click.UsageError(f"there is no command {word!r}{guess}", ctx)
+        return super().resolve_command(ctx, args)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in self.list_commands(ctx):

@@ -87,8 +87,9 @@ def _state(status: Status, printer: Printer, width: int) -> list[str]:
 
 def _round(status: Status, width: int) -> list[str]:
     progress = status.progress
-    if progress.outer_round is None:
-        return []
+    is_coming = status.stage is None or status.state in ("starting", "joining", "syncing")
+    if progress.outer_round is None or is_coming:
+        return []  # the swarm's round is another one
     number = str(progress.outer_round).ljust(5)
     if status.state != "training":
         since = f.clock(status.reason.since)
@@ -101,8 +102,27 @@ def _round(status: Status, width: int) -> list[str]:
         done = steps
     bar_width = _BAR_WIDTH if width >= 60 else _BAR_WIDTH // 2
     text = f"{number}{bar(done / steps, bar_width)}  {done} of {steps} steps"
+    left_s = _round_left_s(status, done)
+    left = None if left_s is None else f"{f.about(left_s)} left"
+    return row("round", [text, left], width) + _run(status, width)
+
+
+def _run(status: Status, width: int) -> list[str]:
+    """How far the whole run is."""
+    total, progress = status.run.total_steps, status.progress
+    if total is None or progress.inner_step is None:
+        return []
     left = None if progress.eta_s is None else f"{f.about(progress.eta_s)} left"
-    return row("round", [text, left], width)
+    return row("run", [f"step {f.count(progress.inner_step)} of {f.count(total)}", left], width)
+
+
+def _round_left_s(status: Status, done: int) -> float | None:
+    """The round's share of what the run still takes. The last round may be short."""
+    steps, total, step = status.run.inner_steps, status.run.total_steps, status.progress.inner_step
+    if not steps or not total or step is None or status.progress.eta_s is None or step >= total:
+        return None
+    left = min(steps - done, total - step)
+    return status.progress.eta_s * left / (total - step) if left > 0 else None
 
 
 def _training(status: Status, width: int) -> list[str]:
@@ -213,19 +233,19 @@ def _swarm(status: Status, width: int) -> list[str]:
 
 
 def _counted(status: Status, width: int) -> list[str]:
-    counted, faults, totals = status.contribution, status.faults, status.totals
+    counted, faults = status.contribution, status.faults
     first_s = status.join.first_contribution_s
     lines: list[str] = []
     if counted.micro_batches is not None:
-        rounds = [totals.rounds_committed, totals.rounds_partial, totals.rounds_skipped]
-        known = [number for number in rounds if number is not None]
-        of_all = f" of {sum(known)}" if known else ""
+        rounds = counted.rounds
+        over = status.progress.outer_round  # rounds are numbered from 0: so many are over
+        of_all = "" if over is None or rounds is None else f" of {max(over, rounds)}"
         lines += row(
             "counted",
             [
                 f"{f.count(counted.micro_batches)} micro-batches",
                 f"{f.count(counted.tokens)} tokens",
-                f"{f.count(counted.rounds)}{of_all} rounds",
+                f"{f.count(rounds)}{of_all} rounds",
                 None if first_s is None else f"first after {f.duration(first_s)}",
             ],
             width,

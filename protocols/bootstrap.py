@@ -2,8 +2,8 @@
 
 It dials the entry addresses, asks every peer that answers, and takes the first body whose hash is
 the run id; whoever sent another one is told apart by it. No answer: the reason names each address
-with its cause, and the next try comes later, doubling up to a bound. Nothing here joins the swarm:
-that begins once the description is known (peer.py).
+with its cause, and the next try comes later, doubling up to a bound; each change of it is told as
+`state_changed`. Nothing here joins the swarm: that begins once the description is known (peer.py).
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ from swarmd.protocols import effects as fx
 from swarmd.protocols.ids import PeerId, RunId
 from swarmd.protocols.messages import control
 from swarmd.protocols.reasons import Reason
+
+RETRY, REPORT = "bootstrap/retry", "bootstrap/report"
 
 ENTRY_HINT = (
     "see that a peer of the link runs and that its port is open; any peer of the run prints a "
@@ -69,15 +71,21 @@ class Bootstrap:
         self._retry_s = limits.retry_s_first
         self._retry_at_s: float | None = None
         self._described = False
+        self._told = ""
         self.rejected: dict[PeerId, str] = {}
 
     def handle(self, event: fx.Event, now_s: float) -> list[fx.Effect]:
         if self._described:
             return []
+        effects = self._follow(event, now_s)
+        return effects if self._described else [*effects, *self._tell(now_s)]
+
+    def _follow(self, event: fx.Event, now_s: float) -> list[fx.Effect]:
         match event:
             case fx.Started():
                 self._started_s = now_s
-                return self._dial_all(now_s)
+                report = fx.SetTimer(REPORT, self._limits.report_s)
+                return [*self._dial_all(now_s), report]
             case fx.LinkUp(peer):
                 if peer in self._entries:
                     self._entries[peer].is_linked = True
@@ -94,7 +102,7 @@ class Bootstrap:
                 if peer in self._entries:
                     self._entries[peer].causes.update(causes)
                 return []
-            case fx.TimerFired("bootstrap/retry"):
+            case fx.TimerFired(name) if name == RETRY:
                 return self._dial_all(now_s)
         return []
 
@@ -102,11 +110,15 @@ class Bootstrap:
         """What to show meanwhile."""
         causes = self._causes()
         total = sum(len(entry.addresses) for entry in self._entries.values())
+        if not self._entries:
+            return Reason(
+                code="connecting", text="asks the peers that are found nearby for the run"
+            )
         heard_from_all = all(entry.causes for entry in self._entries.values())
         if now_s - self._started_s < self._limits.report_s and not heard_from_all:
             return Reason(
                 code="connecting",
-                text=f"asking {len(self._entries)} entry peers for the run",
+                text=f"asks at {total} entry address{'' if total == 1 else 'es'} for the run",
                 eta_at_s=self._started_s + self._limits.report_s,
                 eta_basis="deadline",
             )
@@ -122,6 +134,14 @@ class Bootstrap:
 
     # ---------------------------------------------------------------------------------- steps
 
+    def _tell(self, now_s: float) -> list[fx.Effect]:
+        """Once each time that something else is true; not at every try."""
+        reason = self.reason(now_s)
+        if reason.text == self._told:
+            return []
+        self._told = reason.text
+        return [fx.Emit("state_changed", {"state": reason.state, "code": reason.code})]
+
     def _dial_all(self, now_s: float) -> list[fx.Effect]:
         wanted: list[fx.Effect] = [
             fx.Send(peer, control.RunRequest(run_id=self._run_id))
@@ -132,14 +152,15 @@ class Bootstrap:
         delay_s = self._retry_s * self._rng.uniform(0.75, 1.25)
         self._retry_s = min(2 * self._retry_s, self._limits.retry_s_max)
         self._retry_at_s = now_s + delay_s
-        return [*wanted, fx.SetTimer("bootstrap/retry", delay_s)]
+        return [*wanted, fx.SetTimer(RETRY, delay_s)]
 
     def _take(self, peer: PeerId, description: control.RunDescription) -> list[fx.Effect]:
         if self._hash_of(description.body) != self._run_id:
             return self._refused(peer, "hash_mismatch")
         self._described = True
         return [
-            fx.ClearTimer("bootstrap/retry"),
+            fx.ClearTimer(RETRY),
+            fx.ClearTimer(REPORT),
             fx.Emit("run_described", {"body": description.body, "peer": peer}),
         ]
 

@@ -19,6 +19,7 @@ from swarmd.protocols.reasons import Reason
 class Situation:
     """The facts. Times are on the machine's clock."""
 
+    own: PeerId | None = None
     failed: Reason | None = None
     """Set once, by whoever found out; ends the peer."""
     user: Reason | None = None
@@ -158,15 +159,18 @@ def _missing_stage(facts: Situation) -> Reason:
     peer = next((peer for coming, peer in facts.coming if coming == stage), None)
     text = f"stage {stage} has no peer"
     if peer is not None:
-        text += f"; peer {peer[-4:]} is taking it"
-    has_deadline = facts.missing_until_s is not None and facts.missing_until_s > facts.now_s
+        text += f"; {'this peer' if peer == facts.own else f'peer {peer[-4:]}'} is taking it"
+    somebody_may = peer is not None or facts.present > 1
+    until_s = facts.missing_until_s
+    has_deadline = somebody_may and until_s is not None and until_s > facts.now_s
     return Reason(
         code="waiting_for_stage",
         text=text,
         stage=stage,
         peer=peer,
-        eta_at_s=facts.missing_until_s if has_deadline else None,
+        eta_at_s=until_s if has_deadline else None,
         eta_basis="deadline" if has_deadline else "unknown",
+        hint=None if somebody_may else "nobody else is here: invite some with `swarmd run link`",
     )
 
 

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable
 from swarmd.protocols import effects as fx
 from swarmd.protocols.ids import PeerId
 from swarmd.protocols.outer_rules import OuterRules
+from swarmd.protocols.pace import Pace
 from swarmd.protocols.pipeline import Pipeline
 from swarmd.protocols.reasons import Reason
 from swarmd.protocols.roster import PeerView
@@ -49,8 +50,10 @@ class RoundWork:
         self._counts_from = 0
         """The first round whose mixes a newcomer counts in: the one it comes into has begun without
         it, and in the next one it has weight 0."""
-        self._seen: tuple[int, int, float] | None = None
-        """(round, micro-batches that had ended, when), from which a newcomer measures its round."""
+        self._came_in = 0
+        """The round in which the pipeline began."""
+        self._pace = Pace()
+        """Of the micro-batches of the swarm since then, while this is a newcomer."""
 
     @property
     def replicas(self) -> tuple[PeerId, ...]:
@@ -64,6 +67,7 @@ class RoundWork:
         """
         self.ending, self._counted, self._ended = None, 0, round_number - 1
         self._counts_from = round_number + 2 if joins else 0
+        self._came_in, self._pace = round_number, Pace()
         return self.keeper.start(round_number, now_s, joins=joins)
 
     def set_replicas(self, views: Iterable[PeerView], now_s: float) -> list[fx.Effect]:
@@ -121,15 +125,11 @@ class RoundWork:
         number = self.keeper.round
         if not self.keeper.is_newcomer or number is None:
             return None
-        if self._seen is None or self._seen[0] != number:
-            self._seen = (number, ended, now_s)
-        _, ended_first, since_s = self._seen
         counts_from = max(self._counts_from, number + 1)
-        eta_at_s = None
-        if ended > ended_first and now_s > since_s:
-            last = min(counts_from, self._shape.rounds)
-            whole = sum(map(self._shape.micro_batches_of_round, range(number, last)))
-            eta_at_s = now_s + (whole - ended) * (now_s - since_s) / (ended - ended_first)
+        self._pace.note(self._micro_batches(self._came_in, number) + ended, now_s)
+        more = self._micro_batches(number, min(counts_from, self._shape.rounds)) - ended
+        takes_s = self._pace.takes_s(more, now_s)
+        eta_at_s = None if takes_s is None else now_s + takes_s
         return Reason(
             code="training",
             text=f"warms up: trains, and counts in the mixes from round {counts_from}",
@@ -138,3 +138,7 @@ class RoundWork:
             eta_at_s=eta_at_s,
             eta_basis="unknown" if eta_at_s is None else "measured",
         )
+
+    def _micro_batches(self, first: int, end: int) -> int:
+        """Of the rounds from `first` up to `end`, which does not count."""
+        return sum(map(self._shape.micro_batches_of_round, range(first, end)))

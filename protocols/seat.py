@@ -70,6 +70,8 @@ class Seat:
         """The file of a fetched state that a worker holds: it starts from it again if it dies."""
         self._fields: dict[str, object] = {}
         self._no_donor_since_s: float | None = None
+        self._is_kept = False
+        """Nobody trains our stage, but somebody has its state and will give it."""
         self.phase = "none"
         self.stage: int | None = None
         self.fetch: StateFetch | None = None
@@ -222,6 +224,7 @@ class Seat:
         newest = max([number for number, _ in coverage.guards[stage]], default=-1)
         guards = [peer for number, peer in coverage.guards[stage] if number == newest]
         returning = [v for v in coverage.coming[stage] if v.record.saved_rounds]
+        self._is_kept = newest >= 0 or bool(returning) or stage in self._guarded
         is_early = now_s - self._no_donor_since_s < RESTORE_WAIT_S
         if is_early or any(max(v.record.saved_rounds) >= newest for v in returning):
             return []
@@ -333,7 +336,7 @@ class Seat:
             return self._load_pace.reason(self.stage, now_s)
         if self.phase == "choosing" and self.resuming is not None:
             return self.resuming.reason()
-        if self.phase == "choosing" and self._no_donor_since_s is not None:
+        if self.phase == "choosing" and self._no_donor_since_s is not None and not self._is_kept:
             if now_s - self._no_donor_since_s >= HAS_NO_DONOR_S:
                 text = f"nobody holds the state of stage {self.stage}"
                 return Reason(code="run_state_lost", text=text, stage=self.stage)

@@ -27,6 +27,7 @@ def situation_of(peer: PeerMachine, now_s: float) -> Situation:
     if peer.missing_since_s is not None:
         missing_until_s = peer.missing_since_s + limits.dead_after_s
     return Situation(
+        own=peer.peer,
         failed=peer.failed,
         user=_user(peer, now_s),
         resources=peer.work.resources,

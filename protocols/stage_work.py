@@ -23,6 +23,7 @@ from swarmd.protocols.limits import ROUNDS_OPEN_MAX
 from swarmd.protocols.loss_book import LossBook
 from swarmd.protocols.messages import is_of, mixing, state
 from swarmd.protocols.messages import pipeline as pipeline_messages
+from swarmd.protocols.pace import Pace
 from swarmd.protocols.peer_setup import PeerSetup
 from swarmd.protocols.pipeline import Pipeline
 from swarmd.protocols.pipeline_shape import PipelineShape
@@ -59,6 +60,8 @@ class StageWork:
         self.round = 0
         """Whose inner phase is on here."""
         self.first_done_s: float | None = None
+        self.pace = Pace()
+        """Of inner steps."""
         self._rng = rng
         self._number = 0
         self._is_draining = False
@@ -380,8 +383,10 @@ class StageWork:
         told = self.pipeline.statistics(now_s)
         if told.counters.counted and self.first_done_s is None:
             self.first_done_s = now_s
+        step = self.step_of(told.last_step)
+        self.pace.note(step, now_s)
         return {
-            "step": self.step_of(told.last_step),
+            "step": step,
             "micro_batches": told.counters.counted,
             "tokens_per_s": self.tokens_per_s(now_s),
         }

@@ -1,9 +1,9 @@
 """The composition root: everything of one peer is made, joined and taken down here.
 
-Order of a start: the home is locked, the control socket answers, the transport listens, the run is
-found (a file, this home's memory, or any peer of the run link), then the peer's machine runs until
-it has ended or is told to. Nothing decides here: the machine does (protocols/peer.py); this file
-hands it the world.
+Order of a start, once the caller holds the home's lock: the control socket answers, the transport
+listens, the run is found (a file, this home's memory, or any peer of the run link), then the peer's
+machine runs until it has ended or is told to. Nothing decides here: the machine does
+(protocols/peer.py); this file hands it the world.
 """
 
 from __future__ import annotations
@@ -17,17 +17,16 @@ from typing import Any
 
 import trio
 
-from swarmd import __version__, early_signals
 from swarmd.errors import UserError
 from swarmd.home import Home
 from swarmd.home_files import (
     LastExit,
+    clear_last_exit,
     find_run,
     raise_incarnation,
     remember_run,
     write_last_exit,
 )
-from swarmd.home_lock import acquire_lock
 from swarmd.identity import Identity, load_or_create
 from swarmd.json_record import utc
 from swarmd.logs import start_logging, stop_logging
@@ -53,6 +52,7 @@ from swarmd.tokeniser_files import NAME, cached_file, find, keep
 log = logging.getLogger("swarmd.daemon")
 
 SHOW_EVERY_S = 1.0
+LOOK_S = 0.1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,7 +65,6 @@ class JoinRequest:
     is_first: bool = False
     timeout_s: float | None = None
     inject: tuple[str, ...] = ()
-    waits_for_lock: bool = False
     stays: bool = False
     is_verbose: bool = False
     companions: tuple[PeerConfig, ...] = ()
@@ -87,47 +86,33 @@ class End:
     code: str
     exit_code: int
     text: str = ""
+    hint: str = ""
 
 
 def run_daemon(request: JoinRequest) -> int:
     """Be this peer until it has ended. Returns the exit status of docs/cli.md section 6.
 
-    Raises UserError for what is wrong before anything runs (busy home, bad key ...).
+    Raises UserError for what is wrong before anything runs (a bad key ...).
     """
     os.umask(0o077)  # whatever is written below the home, by whomever, is the user's alone
-    request.home.create()
     started_at = utc()
+    identity = load_or_create(request.home)
+    limits = _limits_before_the_run_is_known(request)
+    handlers = start_logging(
+        request.home,
+        log_format=request.config.log_format,
+        repeat_s=limits.log_repeat_s,
+        to_stderr=request.is_verbose,
+        is_verbose=request.is_verbose,
+    )
     try:
-        lock = acquire_lock(
-            request.home,
-            started_at=started_at,
-            version=__version__,
-            wait=request.waits_for_lock,
-            gives_up=early_signals.were_seen,
-        )
-    except UserError:
-        if early_signals.were_seen():
-            return 0  # told to stop while it waited for its home
-        raise
-    try:
-        identity = load_or_create(request.home)
-        limits = _limits_before_the_run_is_known(request)
-        handlers = start_logging(
-            request.home,
-            log_format=request.config.log_format,
-            repeat_s=limits.log_repeat_s,
-            to_stderr=request.is_verbose,
-            is_verbose=request.is_verbose,
-        )
-        try:
-            daemon = Daemon(request, identity, raise_incarnation(request.home), started_at)
-            end = trio.run(daemon.main)
-            daemon.write_last_words(end)
-            return end.exit_code
-        finally:
-            stop_logging(handlers)
+        clear_last_exit(request.home)
+        daemon = Daemon(request, identity, raise_incarnation(request.home), started_at)
+        end = trio.run(daemon.main)
+        daemon.write_last_words(end)
+        return end.exit_code
     finally:
-        lock.release()
+        stop_logging(handlers)
 
 
 def _limits_before_the_run_is_known(request: JoinRequest) -> NamedLimits:
@@ -179,18 +164,15 @@ class Daemon:
                 nursery.start_soon(watch_lifeline, self._lifeline_ended)
                 nursery.start_soon(self._keep_shown)
                 nursery.start_soon(self._companions.run)
+                nursery.start_soon(self._talk.tell_slow_start)
+                nursery.start_soon(self._give_up_joining)
                 nursery.start_soon(self._live)
         assert self._end is not None
         return self._end
 
     async def _live(self) -> None:
         try:
-            with trio.move_on_after(self.request.timeout_s or float("inf")) as joining:
-                run, entries = await self._find_run()
-                joining.deadline = float("inf")
-            if joining.cancelled_caught:
-                self.finish(End("bootstrap_unreachable", 69, "no peer of the run was reached"))
-                return
+            run, entries = await self._find_run()
             goes_on = self.node.has_been_in(run)
             self._talk.knows_run(run, len(entries), goes_on=goes_on and self.request.is_first)
             code, exit_code, text = await self.node.train(run, entries)
@@ -200,11 +182,29 @@ class Daemon:
             self.finish(End(code, exit_code, text))
         except* UserError as group:
             error = _only(group)
-            self.node.say_failure(error)
-            self.finish(End(error.code, error.exit_code, str(error)))
+            log.error("failed code=%s text=%s hint=%s", error.code, error, error.hint)
+            self.finish(End(error.code, error.exit_code, str(error), error.hint))
         except* Exception as group:
             log.exception("daemon_failed")
             self.finish(End("internal_error", 1, f"{type(_only(group)).__name__}: {_only(group)}"))
+
+    async def _give_up_joining(self) -> None:
+        """After `--timeout`, unless it is in by then. The start before has no limit."""
+        timeout_s, node = self.request.timeout_s, self.node
+        if timeout_s is None:
+            return
+        await self._started()
+        await trio.sleep(timeout_s)
+        await self._started()
+        reason = node.reason()
+        has_met_others = node.machine is not None and node.machine.was_with_others
+        if reason.state == "joining" and not has_met_others:
+            text = f"no peer of the run was reached within {timeout_s:g} s: {reason.text}"
+            self.finish(End("bootstrap_unreachable", 69, text, reason.hint or ""))
+
+    async def _started(self) -> None:
+        while self.node.reason().state == "starting":
+            await trio.sleep(LOOK_S)
 
     async def _keep_shown(self) -> None:
         show = self.request.show
@@ -217,6 +217,9 @@ class Daemon:
         """The first reason to end counts."""
         if self._end is None:
             self._end = end
+            level = "info" if end.exit_code == 0 else "error"
+            told = {"exit_code": end.exit_code, "text": end.text}
+            self.node.feed.publish("ended", code=end.code, level=level, data=told)
         self._scope.cancel()
 
     # ------------------------------------------------------------------------------------- the run
@@ -229,11 +232,15 @@ class Daemon:
         self._talk.listens(self.node.ports_changed)
         if source.run_id is not None:
             await self._look_nearby(source.run_id)
+        elif not (source.entries or self.request.is_first):
+            self._talk.knows_nobody()
+        self.node.start_book.is_at(2, "reading the run and its data")
         found = await trio.to_thread.run_sync(source.load, home.cache)
         if isinstance(found, RunFile):
             run = found.config
         else:
             run = await self._described_run(found, source.all_entries(home, found.run_id))
+        self.node.start_book.is_at(3, "looking for peers of the run")
         require_stage(run.stages, self.request.config.wanted_stage)
         await self._look_nearby(run.run_id)
         entries = source.all_entries(home, run.run_id)
@@ -273,6 +280,7 @@ class Daemon:
         known = find_run(self.request.home, link.run_id)
         if known is not None:
             return known.config
+        self._talk.asks(link.run_id, len(entries))
         return _checked_run(await self.node.fetch_run(link.run_id, entries), link.run_id)
 
     # ------------------------------------------------------------------------------------ stopping
@@ -344,6 +352,7 @@ class Daemon:
                 at=utc(),
                 pid=os.getpid(),
                 run_id=self.node.run_id,
+                hint=end.hint,
             ),
         )
         log.info("stopped code=%s exit_code=%d text=%s", end.code, end.exit_code, end.text)

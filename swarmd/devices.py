@@ -333,13 +333,16 @@ def describe_usable(table: DeviceTable) -> list[str]:
     return lines
 
 
-def described(device: DeviceChoice | None, why: str) -> str:
-    """`NVIDIA RTX 4090, 22.0 GB free`; of a CPU that had to do, why."""
+def described(device: DeviceChoice | None, why: str, threads: int | None = None) -> str:
+    """`NVIDIA RTX 4090, 22.0 GB free`; of a CPU that had to do, why. threads: if it was told how
+    many to use."""
     if device is None:
         return "the CPU"
     if device.memory_free_bytes is not None:
         return f"{device.name}, {device.memory_free_bytes / 1e9:.1f} GB free"
-    return f"{device.name} ({why})"
+    if threads is None:
+        return f"{device.name} ({why})"
+    return f"{device.name}, of which {threads} {'is' if threads == 1 else 'are'} used ({why})"
 
 
 def _refusal(table: DeviceTable, code: str, text: str) -> UserError:

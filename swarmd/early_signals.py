@@ -17,8 +17,11 @@ _seen: list[int] = []
 
 
 @contextmanager
-def noted() -> Iterator[None]:
-    """Inside the block signals are noted, wherever nobody else (trio) has taken them over."""
+def noted(*, until_exit: bool = False) -> Iterator[None]:
+    """Inside the block signals are noted, wherever nobody else (trio) has taken them over.
+
+    until_exit: afterwards too, since only the process's end follows.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield  # signals go to the main thread, and only it may say what becomes of them
         return
@@ -26,7 +29,7 @@ def noted() -> Iterator[None]:
     try:
         yield
     finally:
-        for number, handler in before.items():
+        for number, handler in {} if until_exit else before.items():
             signal.signal(number, handler)
         _seen.clear()
 

@@ -45,6 +45,11 @@ def raise_incarnation(home: Home, *, at_least: int = 0) -> int:
     return incarnation
 
 
+def has_lived(home: Home) -> bool:
+    """Whether a daemon ever got so far here as to have an incarnation."""
+    return home.incarnation_file.exists()
+
+
 # ---------------------------------------------------------------------------------------- last exit
 
 

@@ -255,7 +255,7 @@ class Local(Record):
 
     outcome: Literal[
         "target_reached", "target_missed", "peer_crashed", "invariant_broken", "timed_out",
-        "interrupted",
+        "interrupted", "terminated",
     ]  # fmt: skip
     failed_conditions: list[str] = field(default_factory=list)
     exit_code: int

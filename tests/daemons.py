@@ -69,11 +69,14 @@ class Daemon:
             return None
         return found
 
+    def said(self) -> str:
+        """What it has written so far, on both streams."""
+        return (self.home / "output.log").read_text(encoding="utf-8")
+
     def ended(self) -> tuple[int, str]:
         """(exit code, output) of a process that ends by itself."""
         assert self.process is not None
-        code = self.process.wait(LIMIT_S)
-        return code, (self.home / "output.log").read_text(encoding="utf-8")
+        return self.process.wait(LIMIT_S), self.said()
 
 
 def answer_of(*words: str, limit_s: float = LIMIT_S) -> dict[str, Any]:

@@ -95,7 +95,7 @@ def training_status() -> Status:
         peers=PeerCounts(known=13, alive=13, suspect=1, active=12, contributing=11, observers=1),
         progress=Progress(
             inner_step=4161, outer_round=42, round_phase="inner", round_elapsed_s=116.0,
-            round_median_s=190.0, eta_s=74.0, loss=3.412, loss_first=10.98, loss_ema=3.415,
+            round_median_s=190.0, eta_s=68_000.0, loss=3.412, loss_first=10.98, loss_ema=3.415,
             loss_heldout=3.431, tokens_total=44_000_000, disagreement=0.31,
         ),
         throughput=Throughput(

@@ -4,9 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import click
+
 from swarmd.cli.framework import DURATION, Grammar, Parsed, Session, group, option
 from swarmd.errors import UserError
 from swarmd.units import BadValue, parse_size
+
+COUNT = click.IntRange(min=1)
+"""Of what is measured: none of it measures nothing."""
 
 
 @group(section="Checking")
@@ -15,8 +20,8 @@ def bench(session: Session) -> None:
 
 
 @bench.subcommand("pipeline")
-@option("--steps", type=int, default=40, show_default=True, help="Inner steps of each run.")
-@option("--repeats", type=int, default=5, show_default=True, help="Runs of each kind, in turns.")
+@option("--steps", type=COUNT, default=40, show_default=True, help="Inner steps of each run.")
+@option("--repeats", type=COUNT, default=5, show_default=True, help="Runs of each kind, in turns.")
 @option("--preset", default="tiny", show_default=True)
 def pipeline(session: Session, steps: int, repeats: int, preset: str) -> int:
     """Tokens per second of a pipeline against the plain loop in one process.
@@ -57,8 +62,8 @@ def _outers(text: str) -> tuple[tuple[float, float], ...]:
 
 @bench.subcommand("quality")
 @option("--preset", default="tiny", show_default=True)
-@option("--stages", type=int, default=2, show_default=True, help="Pipeline stages.")
-@option("--steps", type=int, default=80, show_default=True, help="Inner steps of each training.")
+@option("--stages", type=COUNT, default=2, show_default=True, help="Pipeline stages.")
+@option("--steps", type=COUNT, default=80, show_default=True, help="Inner steps of each training.")
 @option(
     "--inner-steps",
     default="1,5,20",
@@ -82,9 +87,9 @@ def _outers(text: str) -> tuple[tuple[float, float], ...]:
     help="The outer step.",
 )
 @option("--seeds", default="1,2", show_default=True, type=Parsed("N,N", _whole_numbers))
-@option("--micro-batch-tokens", type=int, metavar="N", help="Larger ones compute faster.")
-@option("--jobs", type=int, default=1, show_default=True, help="Trainings at a time.")
-@option("--threads", type=int, default=1, show_default=True, help="Of each training.")
+@option("--micro-batch-tokens", type=COUNT, metavar="N", help="Larger ones compute faster.")
+@option("--jobs", type=COUNT, default=1, show_default=True, help="Trainings at a time.")
+@option("--threads", type=COUNT, default=1, show_default=True, help="Of each training.")
 @option(
     "--results",
     type=Path,
@@ -122,7 +127,7 @@ def quality(
 
 
 @bench.subcommand("links")
-@option("--repeats", type=int, default=5, show_default=True, help="Runs of each row, in turns.")
+@option("--repeats", type=COUNT, default=5, show_default=True, help="Runs of each row, in turns.")
 @option("--seconds", type=DURATION, default=0.5, show_default=True, help="Of one run.")
 @option(
     "--transfer", "transfer_bytes", type=Parsed("SIZE", parse_size), default=2 << 30,
@@ -136,6 +141,9 @@ def links(session: Session, repeats: int, seconds: float, transfer_bytes: int) -
     """
     from swarmd.cli.bench_links import measure_links
 
+    if not seconds or not transfer_bytes:
+        name = "--transfer" if seconds else "--seconds"
+        raise UserError(f"{name} 0 measures nothing", code="usage", exit_code=2)
     return measure_links(
         session.printer, repeats=repeats, seconds=seconds, transfer_bytes=transfer_bytes
     )
@@ -159,7 +167,7 @@ def _words(allowed: tuple[str, ...]) -> Grammar:
     type=Parsed("N,N", _whole_numbers),
     help="Length of the vector, about.",
 )
-@option("--peers", type=int, default=4, show_default=True)
+@option("--peers", type=COUNT, default=4, show_default=True)
 @option(
     "--case",
     "cases",

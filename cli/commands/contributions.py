@@ -53,7 +53,11 @@ def contributions(session: Session, file: str | None, run: str | None) -> None:
     for line in table(head, rows, right=[1, 2, 3, 4, 5]):
         session.printer.line(line)
     session.printer.line()
-    session.printer.line(f"as of round {told.as_of_round}")
+    over = told.as_of_round or 0
+    have = "has" if over == 1 else "have"
+    session.printer.line(
+        f"{f.plural(over, 'round')} {have} ended; the running one counts as far as it is"
+    )
 
 
 def _contributions_of(found: LedgerFile) -> dict[str, Any]:

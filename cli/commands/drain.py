@@ -17,7 +17,7 @@ def drain(session: Session, peer: str | None, deadline: float | None) -> int:
     """
     args = {"deadline_s": deadline} if peer is None else {"deadline_s": deadline, "id": peer}
     try:
-        found = leave_wait.ask(session, "drain", args, deadline)
+        found = leave_wait.ask(session, "drain", args, deadline, leave_wait.TimeLeft(session))
     except KeyboardInterrupt:
         session.printer.say("the drain goes on; `swarmd status` shows it")
         raise

@@ -5,11 +5,12 @@ from __future__ import annotations
 import time
 from typing import Any
 
+from swarmd.cli import exits
 from swarmd.cli.framework import DURATION, Session, command, option
 
 
 @command(section="Looking")
-@option("-f", "--follow", is_flag=True, help="Go on with what comes.")
+@option("-f", "--follow", is_flag=True, help="Go on with what comes, until Ctrl-C.")
 @option("--since", type=DURATION, help="Only those of the last DUR.")
 @option("-n", "--lines", type=int, help="Only the last N.")
 def events(session: Session, follow: bool, since: float | None, lines: int | None) -> None:
@@ -27,8 +28,9 @@ def events(session: Session, follow: bool, since: float | None, lines: int | Non
     for event in found:
         _show(session, event)
     if follow:
-        for event in session.stream("events", {"after_seq": last_seq}):
-            _show(session, event)
+        with exits.until_ctrl_c():
+            for event in session.stream("events", {"after_seq": last_seq}):
+                _show(session, event)
 
 
 def _show(session: Session, event: dict[str, Any]) -> None:

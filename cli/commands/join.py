@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from swarmd.cli import exits
 from swarmd.cli.framework import Parsed, Session, argument, command, option
 from swarmd.errors import UserError
 from swarmd.settings import SETTINGS, Setting
@@ -18,6 +19,7 @@ from swarmd.settings import SETTINGS, Setting
 if TYPE_CHECKING:
     from swarmd.drop_writer import DropWriter
     from swarmd.home import Home
+    from swarmd.home_lock import HomeLock
     from swarmd.peer_config import PeerConfig
     from swarmd.run_source import RunSource
 
@@ -81,7 +83,8 @@ def join(
     from swarmd import early_signals
 
     given = {name: value for name, value in flags.items() if value not in (None, ())}
-    with nullcontext() if detach else early_signals.noted():
+    until_exit = session.is_program  # once it has said how it ended, no signal says otherwise
+    with nullcontext() if detach else early_signals.noted(until_exit=until_exit):
         config = _config(session, given)
         source = _source(session, run or config.run, config, first)
         if detach:
@@ -130,25 +133,24 @@ def _run_daemon(
     from swarmd.cli.live_picture import LivePicture
     from swarmd.device_shares import split
     from swarmd.drop_writer import DropWriter
-    from swarmd.home_lock import busy_error, is_held
     from swarmd.peer_config import effective_config
 
-    if is_held(session.home) and not wait_lock:
-        raise busy_error(session.home)  # before the second it takes to load the daemon
     config, *further = split(config)
     if further:
         _check_devices(config, further)
-
+    lock = _take_home(session.home, wait_lock)
+    if lock is None:
+        return exits.OK
     talk, data = DropWriter(2), DropWriter(1)
     say, show = _nothing if session.printer.is_quiet else talk.write_line, None
     if LivePicture.is_possible(session.printer):
         picture = LivePicture(session.printer, talk.write)
         say, show = picture.say, picture.show
-    from swarmd.daemon import JoinRequest, run_daemon
-
     try:
-        code = run_daemon(
-            JoinRequest(
+        try:
+            from swarmd.daemon import JoinRequest, run_daemon
+
+            request = JoinRequest(
                 home=session.home,
                 config=config,
                 companions=tuple(further),
@@ -156,7 +158,6 @@ def _run_daemon(
                 is_first=first,
                 timeout_s=session.options.timeout_s,
                 inject=inject,
-                waits_for_lock=wait_lock,
                 stays=stay,
                 is_verbose=session.printer.is_verbose,
                 reread=lambda: split(effective_config(session.home, flags=given).config),
@@ -164,7 +165,9 @@ def _run_daemon(
                 tell=_as_lines(data) if session.is_json else None,
                 say=say,
             )
-        )
+            code = run_daemon(request)
+        finally:
+            lock.release()
     except Exception as error:
         _note_crash(session.home, error)
         raise
@@ -183,6 +186,28 @@ def _check_devices(first: PeerConfig, further: Sequence[PeerConfig]) -> None:
     gpus = [gpu for config in (first, *further) for gpu in config.gpu]
     if gpus:
         choose_devices(probe_devices(), gpus, "auto")
+
+
+def _take_home(home: Home, wait: bool) -> HomeLock | None:
+    """Before the second or more that the daemon takes to load: whoever asks meanwhile learns that
+    one is starting. None: told to stop while it waited."""
+    from swarmd import __version__, early_signals
+    from swarmd.home_lock import acquire_lock
+    from swarmd.json_record import utc
+
+    home.create()
+    try:
+        return acquire_lock(
+            home,
+            started_at=utc(),
+            version=__version__,
+            wait=wait,
+            gives_up=early_signals.were_seen,
+        )
+    except UserError:
+        if early_signals.were_seen():
+            return None
+        raise
 
 
 def _as_lines(data: DropWriter) -> Callable[[dict[str, Any]], None]:
@@ -208,7 +233,6 @@ def _tell_end(home: Home, code: int) -> None:
 
 def _note_crash(home: Home, error: Exception) -> None:
     """A bug that ended the daemon: into the log and the last exit, since nobody may see stderr."""
-    from swarmd.cli import exits
     from swarmd.home_files import LastExit, write_last_exit
     from swarmd.home_lock import is_held
     from swarmd.json_record import utc

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from swarmd.cli import exits
 from swarmd.cli.framework import Parsed, Session, command, option
 
 if TYPE_CHECKING:
@@ -130,12 +131,12 @@ def _folder_of(plan: LocalPlan) -> Iterator[Any]:
 
 @contextlib.contextmanager
 def _stop_on_signals() -> Iterator[None]:
-    """SIGTERM ends it as Ctrl-C does."""
+    """SIGTERM ends it in order, as Ctrl-C does."""
 
-    def interrupt(number: int, frame: object) -> None:
-        raise KeyboardInterrupt
+    def terminate(number: int, frame: object) -> None:
+        raise exits.Terminated
 
-    before = signal.signal(signal.SIGTERM, interrupt)
+    before = signal.signal(signal.SIGTERM, terminate)
     try:
         yield
     finally:
@@ -143,6 +144,7 @@ def _stop_on_signals() -> Iterator[None]:
 
 
 def _run(plan: LocalPlan, show: Show) -> Local:
+    from swarmd.cli.local_swarm import render
     from swarmd.cli.local_swarm.conductor import Conductor
     from swarmd.cli.local_swarm.plan import require_memory
     from swarmd.cli.local_swarm.result import result_of
@@ -151,29 +153,38 @@ def _run(plan: LocalPlan, show: Show) -> Local:
     run = _measured_run(plan)
     require_memory(plan, run, free_bytes=memory_free_bytes(), total_bytes=memory_total_bytes())
     conductor = Conductor(plan, show.fact, show.turn)
-    interrupted, twin = False, None
+    stopped, twin = "", None
+
+    def result() -> Local:
+        return result_of(
+            conductor,
+            loss_share=run.loss_share,
+            samples_total=_samples_total(run),
+            dense_bytes_per_token=run.shape.dense_bytes(1),
+            twin=twin,
+            stopped=stopped,
+        )
+
     with show:
         try:
             conductor.run()
             if plan.hold and not (conductor.timed_out or conductor.stalled):
                 conductor.hold()
-        except KeyboardInterrupt:
-            interrupted = conductor.view.step < plan.steps
+        except (KeyboardInterrupt, exits.Terminated) as signalled:
+            stopped = _stopped_by(signalled) if conductor.view.step < plan.steps else ""
         finally:
             conductor.finish()
-        if plan.baseline and not interrupted and conductor.view.step >= plan.steps:
+        if plan.baseline and not stopped and conductor.view.step >= plan.steps:
+            show.fact(conductor.elapsed_s, render.verdict_line(result()))
             try:
                 twin = _twin(plan, run, conductor, show)
-            except KeyboardInterrupt:
-                interrupted = True
-    return result_of(
-        conductor,
-        loss_share=run.loss_share,
-        samples_total=_samples_total(run),
-        dense_bytes_per_token=run.shape.dense_bytes(1),
-        twin=twin,
-        interrupted=interrupted,
-    )
+            except (KeyboardInterrupt, exits.Terminated) as signalled:
+                stopped = _stopped_by(signalled)
+    return result()
+
+
+def _stopped_by(signalled: BaseException) -> str:
+    return exits.failure_of(signalled).code
 
 
 def _measured_run(plan: LocalPlan) -> RunConfig:

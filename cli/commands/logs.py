@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from swarmd.cli import exits
 from swarmd.cli.framework import DURATION, Session, command, option
 from swarmd.errors import UserError
 
@@ -37,8 +38,9 @@ def logs(session: Session, follow: bool, since: float | None, lines: int | None)
     for line in found if count is None else found[max(0, len(found) - count) :]:
         _show(session, line)
     if follow:
-        for line in _tail(file):
-            _show(session, line)
+        with exits.until_ctrl_c():
+            for line in _tail(file):
+                _show(session, line)
 
 
 def _show(session: Session, line: str) -> None:

@@ -47,22 +47,24 @@ def _watch(session: Session) -> int:
     """Until the daemon ends (the exit code of what was seen last) or Ctrl-C."""
     from swarmd.local_api.client import DaemonSilent
 
-    printer, drawn, code = session.printer, 0, exits.OK
+    printer, drawn, code, has_ended = session.printer, 0, exits.OK, False
     view = _Watch(session)
     deadline_s = time.monotonic() + (session.options.timeout_s or float("inf"))
     silence_s = EVERY_S + (session.options.timeout_s or 2.0)
-    for found in session.stream("status", every_s=EVERY_S, silence_s=silence_s):
-        code = _exit_code(found)
-        if session.is_json:
-            printer.object(found)
-        elif printer.moves_cursor:
-            drawn = printer.redraw(view.lines(found), drawn)
-        else:
-            for line in [*_lines(session, found), ""]:
-                printer.line(line)
-        if time.monotonic() >= deadline_s:
-            return code
-    if code == exits.OK:
+    with exits.until_ctrl_c():
+        for found in session.stream("status", every_s=EVERY_S, silence_s=silence_s):
+            code = _exit_code(found)
+            if session.is_json:
+                printer.object(found)
+            elif printer.moves_cursor:
+                drawn = printer.redraw(view.lines(found), drawn)
+            else:
+                for line in [*_lines(session, found), ""]:
+                    printer.line(line)
+            if time.monotonic() >= deadline_s:
+                return code
+        has_ended = True
+    if not has_ended or code == exits.OK:
         return code
     raise DaemonSilent(session.home, silence_s)
 

@@ -12,6 +12,8 @@ from swarmd.cli.framework import Parsed, Session, command, option
 from swarmd.errors import UserError
 
 EVERY_S = 0.2
+STARTS_S = 1.0
+"""A `join` that was begun just before takes so long until it holds its home."""
 
 
 @command(section="Looking")
@@ -34,12 +36,23 @@ def wait(session: Session, condition: Condition) -> int:
     from swarmd.local_api.client import NoDaemon
 
     deadline_s = time.monotonic() + (session.options.timeout_s or float("inf"))
+    if not condition.holds_without_daemon:
+        _let_it_start(session, deadline_s)
     try:
         return _until(session, condition, deadline_s)
     except NoDaemon:
         if condition.holds_without_daemon:
             return _met(session, condition)
         raise
+
+
+def _let_it_start(session: Session, deadline_s: float) -> None:
+    """`swarmd join & swarmd wait --for joined`: the one is not quite there yet."""
+    from swarmd.home_lock import is_held
+
+    until_s = min(time.monotonic() + STARTS_S, deadline_s)
+    while not is_held(session.home) and time.monotonic() < until_s:
+        time.sleep(EVERY_S)
 
 
 def _until(session: Session, condition: Condition, deadline_s: float) -> int:

@@ -18,7 +18,10 @@ EXIT_CODES = {
     "peer_crashed": 12,
     "timed_out": 124,
     "interrupted": 130,
+    "terminated": 143,
 }
+
+STOPPED = {"interrupted": "interrupted by the user", "terminated": "ended by SIGTERM"}
 
 SHARE_STEPS_MIN = 100
 """Below this many steps the preset's share of the first loss says nothing; any fall is enough."""
@@ -51,7 +54,8 @@ class Seen:
     gaps: int | None
     repeats: int | None
     left_behind: Sequence[str]
-    interrupted: bool = False
+    stopped: str = ""
+    """By the user before it was over: `interrupted` or `terminated`."""
     timed_out: bool = False
 
 
@@ -68,8 +72,8 @@ def target_of(wanted: str, steps: int, loss_first: float | None, share: float) -
 
 def judge(seen: Seen) -> tuple[str, list[str]]:
     """(outcome, failed conditions in plain words). The gravest failure names the outcome."""
-    if seen.interrupted:
-        return "interrupted", ["interrupted by the user"]
+    if seen.stopped:
+        return seen.stopped, [STOPPED[seen.stopped]]
     crashed = _crashed(seen.peers)
     broken = _broken(seen)
     missed = _missed(seen)

@@ -130,19 +130,24 @@ def result_lines(result: Local) -> list[str]:
     for event in result.events:
         if event.outcome != "done":
             lines.append(f"event {event.event!r} {event.outcome}")
-    if result.exit_code == 0:
-        lines.append(
-            f"ok {result.outcome} steps={result.steps} loss={number(result.loss_last, 3)} "
-            f"target={number(result.loss_target, 3)} heldout={number(result.loss_heldout, 3)} "
-            f"wall_s={result.wall_s:.0f} tok_s={number(result.tokens_per_s, 0)} "
-            f"utilisation={number(result.compute_utilisation, 2)} "
-            f"ratio={times(result.compression_ratio)}"
-        )
-    else:
-        lines.append(f"FAILED {result.outcome}: {'; '.join(result.failed_conditions)}")
+    lines.append(verdict_line(result))
+    if result.exit_code != 0:
         lines.append(f"logs: {result.dir}/p0 to {result.dir}/p{len(result.peers) - 1}")
     lines.append(f"repeat: {result.command}")
     return lines
+
+
+def verdict_line(result: Local) -> str:
+    """Whether it was a success, and its figures or what was not as it should be."""
+    if result.exit_code != 0:
+        return f"FAILED {result.outcome}: {'; '.join(result.failed_conditions)}"
+    return (
+        f"ok {result.outcome} steps={result.steps} loss={number(result.loss_last, 3)} "
+        f"target={number(result.loss_target, 3)} heldout={number(result.loss_heldout, 3)} "
+        f"wall_s={result.wall_s:.0f} tok_s={number(result.tokens_per_s, 0)} "
+        f"utilisation={number(result.compute_utilisation, 2)} "
+        f"ratio={times(result.compression_ratio)}"
+    )
 
 
 # -------------------------------------------------------------------------------------- live view

@@ -15,7 +15,7 @@ def result_of(
     samples_total: int,
     dense_bytes_per_token: int,
     twin: TwinFigures | None,
-    interrupted: bool,
+    stopped: str,
 ) -> Local:
     """Call it once every peer is gone."""
     plan, view = conductor.plan, conductor.view
@@ -34,7 +34,7 @@ def result_of(
         gaps=samples_total - int(completed or 0) if is_done else None,
         repeats=view.maximum("data.samples_repeated") if is_done else None,
         left_behind=leftovers(plan.dir),
-        interrupted=interrupted,
+        stopped=stopped,
         timed_out=conductor.timed_out,
     )
     outcome, failed = judge(seen)

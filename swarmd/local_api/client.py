@@ -34,7 +34,7 @@ class NoDaemon(UserError):
     def __init__(self, home: Home, *, was_there: bool = False) -> None:
         self.was_there = was_there
         """It took our request, and ended before it answered."""
-        from swarmd.home_files import read_last_exit  # slow to load, and only needed here
+        from swarmd.home_files import has_lived, read_last_exit  # slow to load
 
         last = read_last_exit(home)
         super().__init__(
@@ -42,19 +42,25 @@ class NoDaemon(UserError):
             code="no_daemon",
             exit_code=3,
             hint="start it with `swarmd join`",
-            details={"home": str(home), "last_exit": None if last is None else asdict(last)},
+            details={
+                "home": str(home),
+                "last_exit": None if last is None else asdict(last),
+                "ended_without_a_word": last is None and has_lived(home),
+            },
         )
 
 
 class DaemonSilent(UserError):
     """Somebody holds this home and does not answer."""
 
-    def __init__(self, home: Home, waited_s: float) -> None:
+    def __init__(self, home: Home, waited_s: float, *, has_request: bool = False) -> None:
+        self.has_request = has_request
+        """It was handed over, and will be carried out once somebody reads it."""
         holder = holder_of(home)
         pid = holder.pid if holder is not None else None
         who = "the daemon" if pid is None else f"the daemon with pid {pid}"
         super().__init__(
-            f"{who} does not answer within {waited_s:g} s",
+            f"{who} does not answer within {waited_s:.3g} s",
             code="daemon_silent",
             exit_code=1,
             hint="the machine may be busy, or the daemon stopped (Ctrl-Z) or still starting: "
@@ -137,7 +143,7 @@ class Client:
                 yield self._checked(body, request)
                 within_s, waited_s = then_within_s, then_within_s or connect_s
         except TimeoutError:
-            raise DaemonSilent(self._home, waited_s) from None
+            raise DaemonSilent(self._home, waited_s, has_request=True) from None
         except (BrokenPipeError, ConnectionResetError):
             return
         finally:

@@ -176,7 +176,7 @@ def _parse(line: bytes) -> tuple[str, Args, float | None]:
     try:
         found = json.loads(line)
         name, args, every_s = found["request"], found.get("args") or {}, found.get("every_s")
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise UserError("not a request", code="malformed", exit_code=1) from None
     if type(name) is not str or type(args) is not dict:
         raise UserError("not a request", code="malformed", exit_code=1)

@@ -151,7 +151,9 @@ async def _transfer(far: _FarEnd, size: int) -> LinkTransfer:
 async def _far_end(name: str) -> AsyncIterator[_FarEnd]:
     """A second process that serves the plane, and a way to it."""
     command = [sys.executable, "-m", "swarmd.net.bench_planes", name]
-    process = await trio.lowlevel.open_process(command, stdout=subprocess.PIPE)
+    process = await trio.lowlevel.open_process(
+        command, stdout=subprocess.PIPE, process_group=0
+    )  # Ctrl-C is for us; we end it
     try:
         assert process.stdout is not None
         line = b""

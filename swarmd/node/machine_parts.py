@@ -152,15 +152,12 @@ class MachineParts:
             loss_last_tenth=losses.last_tenth,
             loss_heldout=held_out,
             tokens_total=counted_tokens(machine),
-            eta_s=self._eta_s(step),
+            eta_s=self._eta_s(machine.shape.total_steps - step),
         )
 
-    def _eta_s(self, step: int) -> float | None:
-        machine = self.machine
-        begun_s = machine.work.first_done_s
-        if begun_s is None or step < 2 or self.now_s <= begun_s:
-            return None
-        return round((machine.shape.total_steps - step) * (self.now_s - begun_s) / step, 1)
+    def _eta_s(self, steps_left: int) -> float | None:
+        eta_s = self.machine.work.pace.takes_s(steps_left, self.now_s)
+        return None if eta_s is None else round(eta_s, 1)
 
     def _throughput(self) -> Throughput:
         machine = self.machine

@@ -15,7 +15,6 @@ import trio
 from swarmd.buffers import SlotPool
 from swarmd.checkpoints import CheckpointFolder
 from swarmd.devices import described
-from swarmd.errors import UserError
 from swarmd.events_log import EventLog
 from swarmd.home_files import raise_incarnation, read_known_peers
 from swarmd.injection import not_allowed
@@ -39,12 +38,13 @@ from swarmd.node.report import Reporter
 from swarmd.node.saved import saved_of
 from swarmd.node.slot_plan import OUTPUT_RESERVE, slot_classes
 from swarmd.node.stage_loader import StageLoader, choose_device
+from swarmd.node.start_book import StartBook
 from swarmd.node.watchers import Watchers
 from swarmd.protocols import effects as fx
 from swarmd.protocols.bootstrap import Bootstrap, BootstrapLimits
 from swarmd.protocols.ids import RunId
 from swarmd.protocols.peer import PeerMachine
-from swarmd.protocols.reasons import Reason
+from swarmd.protocols.reasons import Reason, SecondsByReason
 from swarmd.protocols.saved_states import fetched_in
 from swarmd.protocols.seat import STATE_CODES
 from swarmd.protocols.tokeniser_fetch import TokeniserFetch, TokeniserLimits
@@ -94,7 +94,7 @@ class PeerNode:
         self.faults = PeerFaults(life.injection)
         self.loader: StageLoader | None = None
         self.slots: SlotPool | None = None
-        self.bootstrap: Bootstrap | TokeniserFetch | None = None
+        self.start_book = StartBook(trio.current_time)
         self.ports_changed: dict[int, int] = {}
         """Wanted port to the one used instead."""
         self.on_change: Callable[[], None] = lambda: None
@@ -182,7 +182,7 @@ class PeerNode:
 
     async def fetch_run(self, run_id: RunId, entries: Sequence[PeerAddress]) -> bytes:
         """The run's canonical bytes, from any peer, checked by their hash. Waits for ever."""
-        self.bootstrap = Bootstrap(
+        bootstrap = Bootstrap(
             run_id,
             by_peer(entries),
             hash_of=name_of,
@@ -193,21 +193,22 @@ class PeerNode:
             ),
             rng=self.life.rng("bootstrap"),
         )
-        body = await self._outcome_of(self.bootstrap)
+        body = await self._outcome_of(bootstrap)
         assert body is not None
         return body
 
     async def fetch_tokeniser(self, name: str, entries: Sequence[PeerAddress]) -> bytes | None:
         """The file of that hash, from any peer; None if nobody who answers soon has it."""
         limits = TokeniserLimits(answer_s=self.limits.bootstrap_report_s)
-        self.bootstrap = TokeniserFetch(name, by_peer(entries), hash_of=name_of, limits=limits)
-        return await self._outcome_of(self.bootstrap)
+        fetch = TokeniserFetch(name, by_peer(entries), hash_of=name_of, limits=limits)
+        return await self._outcome_of(fetch)
 
     async def _outcome_of(self, machine: Bootstrap | TokeniserFetch) -> bytes | None:
         self._fetched_event = trio.Event()
+        self.start_book.explains = machine.reason
         self._drive(machine)
         await self._fetched_event.wait()
-        self.bootstrap = None
+        self.start_book.explains = None
         return self._fetched
 
     async def train(self, run: RunConfig, entries: Sequence[PeerAddress]) -> tuple[str, int, str]:
@@ -218,8 +219,9 @@ class PeerNode:
         self.run, self.limits = run, limits_of(run.time_scale)
         if life.injection and not run.allow_injection:
             raise not_allowed()
+        self.start_book.is_at(4, "looking at this machine and at what an earlier life saved")
         device, why = await _in_thread(choose_device, life.config)
-        self.device_text = described(device, why)
+        self.device_text = described(device, why, life.config.threads)
         self.slots = SlotPool(
             slot_classes(run, pipeline_limits(run).in_flight_max), output_reserve=OUTPUT_RESERVE
         )
@@ -227,7 +229,7 @@ class PeerNode:
         found = await _in_thread(saved_of, life.home, run, life.config)
         for passed_over in found.unusable:
             log.warning("checkpoint_unusable path=%s why=%s", passed_over.path, passed_over.why)
-            self.feed.publish("checkpoint_unusable", level="warn", data=passed_over.told())
+            self.feed.publish("checkpoint_unusable", level="warning", data=passed_over.told())
         is_founder = life.is_founder and not found.has_history and not self.has_been_in(run)
         machine = make_machine(
             life, run, self.transport, by_peer(entries), found, is_founder=is_founder
@@ -344,7 +346,7 @@ class PeerNode:
                 code = told.fields["code"]
                 self._finish(code, EXIT_CODES[code], told.fields.get("text", ""))
             case "state_changed":
-                self.reporter.event(told)
+                self.reporter.state_changed(told)
                 self.on_change()
             case "stage_claimed" if self.loader is not None:
                 self.loader.prepare()
@@ -366,22 +368,19 @@ class PeerNode:
         for event in self.feed.latest(DUMPED_EVENTS):
             log.info("dump_event %s", to_json(event))
 
-    def say_failure(self, error: UserError) -> None:
-        log.error("failed code=%s text=%s hint=%s", error.code, error, error.hint)
-
     def write_last_status(self) -> None:
         """state/last_status.json: what was known at the end, for whoever started us."""
-        status = self.reporter.last_status or self.reporter.frozen()
+        status = self.reporter.last_status
         if status is not None:
             write_bytes(self.life.home.last_status_file, to_json(render(status)).encode())
 
+    @property
+    def reasons(self) -> SecondsByReason:
+        """With the one that is shown as the current one."""
+        return self.start_book.seconds() if self.machine is None else self.machine.reasons
+
     def reason(self) -> Reason:
-        """The one that is shown."""
-        if self.machine is not None:
-            return self.machine.reasons.current
-        if self.bootstrap is not None:
-            return self.bootstrap.reason(trio.current_time())
-        return Reason(code="starting", text="step 1 of 4: opening the network")
+        return self.reasons.current
 
 
 async def _in_thread(work: Callable[..., _T], *args: Any) -> _T:

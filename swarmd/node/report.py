@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import time
 from dataclasses import replace
@@ -38,8 +39,18 @@ from swarmd.status import (
 if TYPE_CHECKING:
     from swarmd.node.peer_node import PeerNode
 
+log = logging.getLogger("swarmd.node")
+
 EVENT_FIELDS = ("peer", "stage", "round", "code")
 """Fields of an Emit that have a place of their own in an event; the others go into `data`."""
+LEVELS = {
+    "checkpoint_failed": "warning",
+    "run_description_rejected": "warning",
+    "tokeniser_not_found": "warning",
+    "worker_died": "error",
+    "identity_conflict": "error",
+}
+"""Of events that are no mere news."""
 LOGGED_ONLY = ("record_changed",)
 """Too frequent for the event file."""
 
@@ -57,13 +68,20 @@ class Reporter:
 
     # -------------------------------------------------------------------------------------- events
 
-    def event(self, told: fx.Emit) -> None:
-        """One Emit of the machine, to the log and the event file."""
+    def event(self, told: fx.Emit, **more: Any) -> None:
+        """One Emit of the machine, with what else is known, to the event file."""
         if told.name in LOGGED_ONLY:
             return
         fields = {name: told.fields[name] for name in EVENT_FIELDS if name in told.fields}
         data = {name: value for name, value in told.fields.items() if name not in EVENT_FIELDS}
-        self._node.feed.publish(told.name, **fields, data=data)
+        level = LEVELS.get(told.name, "info")
+        self._node.feed.publish(told.name, **fields, level=level, data=data | more)
+
+    def state_changed(self, told: fx.Emit) -> None:
+        """With why, in words: who reads afterwards cannot ask `status` for it any more."""
+        reason = self._node.reason()
+        log.info("state_changed state=%s code=%s: %s", reason.state, reason.code, reason.text)
+        self.event(told, text=reason.text)
 
     def now_utc(self) -> str:
         return utc()
@@ -108,9 +126,6 @@ class Reporter:
     def freeze(self) -> None:
         """Keep the present status as the last one."""
         self.last_status = self.status()
-
-    def frozen(self) -> Status | None:
-        return self.last_status
 
     # --------------------------------------------------------------------------------------- parts
 
@@ -182,9 +197,7 @@ class Reporter:
         return str(RunLink(node.run.run_id, tuple(entries[:8])))
 
     def _reason_part(self, reason: Reason, now_s: float) -> ReasonPart:
-        machine = self._node.machine
-        since_s = machine.reasons.since_s if machine is not None else now_s
-        for_s = max(0.0, now_s - since_s)
+        for_s = max(0.0, now_s - self._node.reasons.since_s)
         eta_s = None if reason.eta_at_s is None else reason.eta_at_s - now_s
         if eta_s is not None and eta_s < 0:
             eta_s = None
@@ -284,16 +297,16 @@ class Reporter:
         )
 
     def _time_part(self, now_s: float) -> TimePart:
+        """By reason: of the machine, of the start before it, and what Python took before that."""
         machine = self._node.machine
+        machine_s = 0.0 if machine is None else machine.reasons.uptime_s(now_s)
+        by_reason = self._node.start_book.by_reason(now_s - machine_s)
+        if machine is not None:
+            for code, seconds in machine.reasons.by_reason(now_s).items():
+                by_reason[code] = by_reason.get(code, 0.0) + seconds
         uptime_s = time.monotonic() - self._started_s
-        if machine is None:
-            return TimePart(
-                uptime_s=round(uptime_s, 3),
-                by_reason={self._node.reason().code: round(uptime_s, 3)},
-            )
-        by_reason = machine.reasons.by_reason(now_s)
-        before_s = uptime_s - machine.reasons.uptime_s(now_s)
-        by_reason["starting"] = by_reason.get("starting", 0.0) + max(0.0, before_s)
+        unbooked_s = max(0.0, uptime_s - sum(by_reason.values()))
+        by_reason["starting"] = by_reason.get("starting", 0.0) + unbooked_s
         return TimePart(
             uptime_s=round(uptime_s, 3),
             by_reason={code: round(seconds, 3) for code, seconds in sorted(by_reason.items())},

@@ -1,7 +1,9 @@
 """What `swarmd join` tells people on standard error: each thing once, nothing while all is well.
 
-Founded or joined, the link for others, the stage, each reason to wait until the peer trains for the
-first time; then silence until it stops. Everything else is for `swarmd status` and the log.
+Where it looks for the run and who does not answer, founded or joined, the link for others, the
+stage, each reason to wait until the peer trains for the first time; then silence until it stops. A
+start that takes long says now and then what it is at. Everything else is for `swarmd status` and
+the log.
 """
 
 from __future__ import annotations
@@ -18,6 +20,10 @@ if TYPE_CHECKING:
     from swarmd.node.peer_node import PeerNode
 
 DRAIN_EVERY_S = 1.0
+SLOW_S = 5.0
+"""A step of the start that takes longer is told, and again, each time after twice as long."""
+SLOW_S_MAX = 300.0
+LOOK_S = 0.5
 QUIET = ("starting", "mixing")
 """Reasons that say nothing to whoever waits for a peer to train."""
 
@@ -30,12 +36,25 @@ class Talk:
         self._say = say
         self._said_stage: int | None = None
         self._said_code = ""
+        self._said_search = ""
         self._has_linked = False
         self.has_trained = False
 
     def listens(self, ports_changed: dict[int, int]) -> None:
         for wanted, used in ports_changed.items():
             self._say(f"port {wanted} is taken; listens on port {used} instead (port_changed)")
+
+    def knows_nobody(self) -> None:
+        """A run file without an address, and it is not to be founded."""
+        self._say(
+            "no address of a peer of this run is known: once its data are read, peers are looked "
+            "for on the local network; `--first` would found the swarm"
+        )
+
+    def asks(self, run_id: str, entries: int) -> None:
+        """The run is only a link: its description has to come from others."""
+        where = f"{entries} {'address' if entries == 1 else 'addresses'}"
+        self._say(f"run ·{run_id[:4]}: asks at {where if entries else 'peers nearby'} for it")
 
     def knows_run(self, run: RunConfig, entries: int, *, goes_on: bool) -> None:
         """entries: addresses of others to begin with."""
@@ -51,7 +70,10 @@ class Talk:
     def changed(self) -> None:
         """The reason has changed, or what it says."""
         machine = self._node.machine
-        if self.has_trained or machine is None:
+        if machine is None:
+            self._tell_search(self._node.reason())
+            return
+        if self.has_trained:
             return
         if not self._has_linked:
             self._has_linked = True
@@ -62,6 +84,19 @@ class Talk:
             self._said_code = reason.code
             self._tell(reason)
 
+    async def tell_slow_start(self) -> None:
+        """Until there is a machine, which tells of itself."""
+        patience_s, said, said_at_s = SLOW_S, "", trio.current_time()
+        while self._node.machine is None:
+            reason, now_s = self._node.reason(), trio.current_time()
+            if reason.code != said:
+                patience_s, said, said_at_s = SLOW_S, reason.code, now_s
+            elif now_s - said_at_s >= patience_s:
+                patience_s, said_at_s = min(2 * patience_s, SLOW_S_MAX), now_s
+                for_s = now_s - self._node.reasons.since_s
+                self._say(f"{reason.state}, for {for_s:.0f} s now: {reason.text} ({reason.code})")
+            await trio.sleep(LOOK_S)
+
     async def tell_drain(self) -> None:
         """One line a second, until cancelled."""
         while True:
@@ -69,6 +104,12 @@ class Talk:
             if reason.code == "draining":
                 self._say(f"draining: {reason.text}; a second signal stops at once")
             await trio.sleep(DRAIN_EVERY_S)
+
+    def _tell_search(self, reason: Reason) -> None:
+        """Each address with its cause, once; again only if something else is true of it."""
+        if reason.code == "bootstrap_unreachable" and reason.text != self._said_search:
+            self._said_search = reason.text
+            self._tell(reason)
 
     def _tell_stage(self) -> None:
         machine, run = self._node.machine, self._node.run
@@ -87,5 +128,12 @@ class Talk:
             self.has_trained = True
             self._say("training; `swarmd status` shows more, Ctrl-C drains and leaves")
             return
-        hint = f"; {reason.hint}" if reason.hint else ""
-        self._say(f"{reason.state}: {reason.text} ({reason.code}){hint}")
+        self._say(f"{reason.state}: {reason.text} ({reason.code}){self._next_try(reason)}")
+        if reason.hint:
+            self._say(f"hint: {reason.hint}")
+
+    def _next_try(self, reason: Reason) -> str:
+        if reason.retry_at_s is None:
+            return ""
+        retry_s = max(0.0, reason.retry_at_s - trio.current_time())
+        return f"; next try in {retry_s:.0f} s, then less and less often"

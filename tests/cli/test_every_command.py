@@ -93,6 +93,18 @@ def test_cli_01_without_a_daemon_it_is_3_and_the_home_is_untouched(
 def test_unknown_command_and_no_command_are_exit_2() -> None:
     assert (swarmd("statsu").code, swarmd().code, swarmd("config").code) == (2, 2, 2)
     assert swarmd("statsu", "--json").error["code"] == "usage"
+    assert "did you mean `swarmd status`?" in swarmd("statsu").err
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "links --repeats 0", "links --seconds 0s", "links --transfer 0", "pipeline --steps 0",
+        "pipeline --repeats -1", "mix --peers 0", "quality --jobs 0",
+    ],
+)  # fmt: skip
+def test_a_benchmark_of_nothing_is_a_usage_error(line: str) -> None:
+    assert swarmd("bench", *line.split()).code == 2
 
 
 def test_bug_is_one_line_and_its_traceback_only_with_verbose(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import threading
@@ -14,6 +15,7 @@ from json_schema_check import assert_valid
 from status_samples import IDS, peer_rows, rendered_status, smallest_status, waiting_status
 
 from swarmd.cli.commands import logs as logs_command
+from swarmd.cli.commands import wait as wait_command
 from swarmd.cli.conditions import parse_condition
 from swarmd.events_log import EventLog
 from swarmd.home import Home
@@ -123,7 +125,28 @@ def test_ended_run_can_no_longer_make_it_true(daemon: FakeDaemon) -> None:
     assert swarmd("wait", "--for", "stopped", home=daemon.home).code == 0
 
 
-def test_no_daemon_is_3_unless_its_end_was_waited_for(home: Home) -> None:
+def test_wait_right_after_a_join_waits_until_it_holds_its_home(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks = 0
+    with contextlib.ExitStack() as stack:
+
+        def is_held(home: Home) -> bool:
+            nonlocal looks
+            looks += 1
+            if looks == 2:
+                stack.enter_context(FakeDaemon(home).running())
+            return looks >= 2
+
+        monkeypatch.setattr("swarmd.home_lock.is_held", is_held)
+        monkeypatch.setattr(wait_command, "EVERY_S", 0.01)
+        assert swarmd("wait", "--for", "joined", "--timeout", "5s", home=home).code == 0
+
+
+def test_no_daemon_is_3_unless_its_end_was_waited_for(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(wait_command, "STARTS_S", 0.0)
     assert swarmd("wait", "--for", "joined", home=home).code == 3
     assert swarmd("wait", "--for", "stopped", home=home).code == 0
 
@@ -334,3 +357,14 @@ def test_paths_are_shown_and_nothing_is_made(home: Home, tmp_path: Path) -> None
     assert f"socket      {home.control_socket}" in found.lines
     assert swarmd("paths", "--json", home=home).object["data"]["origin"] == "flag"
     assert list(tmp_path.iterdir()) == []
+
+
+def test_ctrl_c_is_the_usual_end_of_what_goes_on_until_then(
+    logged: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(seconds: float) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(logs_command.time, "sleep", interrupt)
+    found = swarmd("logs", "-f", home=logged)
+    assert (found.code, found.err) == (0, "")

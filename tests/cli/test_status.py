@@ -14,7 +14,7 @@ from status_samples import rendered_status, smallest_status, training_status, wa
 
 from swarmd.health import HealthItem, health_of
 from swarmd.home import Home
-from swarmd.home_files import LastExit, write_last_exit
+from swarmd.home_files import LastExit, raise_incarnation, write_last_exit
 from swarmd.home_lock import acquire_lock
 from swarmd.local_api import server
 from swarmd.local_api.socket_path import short_path
@@ -24,12 +24,13 @@ alder ·twiw            run prairie-1b ·7f3a            up 2 h 14 m
 
   TRAINING   stage 2 of 4 · layers 8-11 · 3 replicas · micro-batch 2
   round      42   ████████████░░░░░░░░  61 of 100 steps · about 1 min left
+  run        step 4 161 of 40 000 · about 18 h 53 m left
   loss       3.412 now · 10.980 at first · 3.431 held out · disagreement 0.31
   speed      1.84 k tok/s here · 5.47 k tok/s swarm · MFU 31 % · utilisation 94 %
   exchange   1.9 s blocking of 7.6 s per round · last round 3 of 3 replicas
   traffic    sent 1.31 GB for 63.0 GB raw (48x) · received 1.30 GB
   swarm      13 alive (1 suspect) · 11 contributing · 1 observer
-  counted    1 806 micro-batches · 14.8 M tokens · 40 rounds
+  counted    1 806 micro-batches · 14.8 M tokens · 40 of 42 rounds
   faults     2 · slowest recovery 3.1 s · 6 micro-batches redone · 0 lost
 
   1 warning
@@ -125,9 +126,12 @@ def test_no_daemon_is_exit_3_with_how_the_last_one_ended(home: Home) -> None:
     found = swarmd("status", home=home)
     assert (found.code, found.out) == (3, "")
     assert found.err == (
-        "swarmd: no daemon runs for this home (no_daemon)\nhint: start it with `swarmd join`\n"
+        "swarmd: error: no daemon runs for this home (no_daemon)\n"
+        "hint: start it with `swarmd join`\n"
     )
     home.create()
+    raise_incarnation(home)
+    assert "it ended without a word: killed" in swarmd("status", home=home).err
     at = "2026-11-30T11:40:02.118Z"
     write_last_exit(home, LastExit(code="drained", exit_code=0, text="", at=at))
     assert "\n  last stop   " in swarmd("status", home=home).err

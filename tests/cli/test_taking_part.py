@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -60,7 +61,7 @@ def test_flags_become_the_daemons_request_and_its_status_is_ours(
     assert request.run.run_id == RUN_ID
     assert [str(entry) for entry in request.run.entries] == [ADDRESS_EXAMPLE]
     assert request.inject == ("slow=4",)
-    assert (request.timeout_s, request.waits_for_lock, request.is_first) == (20.0, True, False)
+    assert (request.timeout_s, request.is_first) == (20.0, False)
 
 
 def test_each_further_device_is_a_companion_s(home: Home, started: list[Any]) -> None:
@@ -311,14 +312,31 @@ def test_leave_tells_what_was_handed_over_and_ends_as_the_daemon_did(home: Home)
 
 def test_last_holder_of_a_stage_is_warned_before_it_leaves(home: Home) -> None:
     with leaving(home).running() as daemon:
-        daemon.status["stage"] |= {"index": 2, "replicas": 1}
+        own = daemon.status["peer"]["id"]
+        daemon.status["stage_map"][2] |= {"peers": [own]}
         daemon.status["peers"] |= {"active": 4}
         found = swarmd("leave", home=home)
     assert found.code == 0
     assert "nobody else holds stage 2: 3 peers that train wait" in found.err
     with leaving(home).running() as daemon:
-        daemon.status["stage"] |= {"index": 2, "replicas": 2}
+        daemon.status["stage_map"][2] |= {"peers": ["another, while this one still fetches it"]}
         assert swarmd("leave", home=home).err == ""
+
+
+def test_one_timeout_is_for_all_that_leave_does_and_the_request_stays(home: Home) -> None:
+    daemon = FakeDaemon(home)
+
+    async def silent(args: dict[str, Any]) -> Any:
+        await trio.sleep_forever()
+
+    daemon.answers |= {"status": silent, "leave": silent}
+    with daemon.running():
+        found = swarmd("leave", "--timeout", "0.4s", home=home)
+    assert (found.code, "timed_out" in found.err) == (124, True)
+    assert "it has the request" in found.err
+    waited = re.search(r"does not answer within ([\d.]+) s", found.err)
+    assert waited is not None, found.err
+    assert float(waited[1]) <= 0.2, "what the warning left of it"
 
 
 def test_incomplete_drain_is_5_and_says_what_was_dropped(home: Home) -> None:

@@ -8,6 +8,10 @@ from pathlib import Path
 import pytest
 from daemons import daemons
 
+from swarmd.events_log import read_events
+from swarmd.home import home_at
+from swarmd.run_link import ADDRESS_EXAMPLE
+
 pytestmark = pytest.mark.process
 
 
@@ -60,9 +64,24 @@ def nobodys_address() -> str:
         return f"/ip4/127.0.0.1/tcp/{free.getsockname()[1]}"
 
 
-def test_boot_05_nobody_nearby_and_no_address_is_exit_2(tmp_path: Path) -> None:
+def test_boot_01_and_05_who_finds_nobody_says_where_it_asked_and_what_would_help(
+    tmp_path: Path,
+) -> None:
+    run = f"swarmd://{'ab' * 32}"
     with daemons(tmp_path, stages=1) as swarm:
-        alone = swarm.start("p0", "--lan-discovery", "on", run=f"swarmd://{'ab' * 32}")
+        nowhere = f"{nobodys_address()}/p2p/{ADDRESS_EXAMPLE.rpartition('/')[2]}"
+        late = swarm.start("p1", "--timeout", "4s", run=f"{run}?peer={nowhere}")
+        alone = swarm.start("p0", "--lan-discovery", "on", run=run)
         code, said = alone.ended()
         assert code == 2, said
         assert "no_entry_address" in said
+        assert "hint: give a run link" in said
+        code, said = late.ended()
+        assert code == 69, said
+        address = nowhere.partition("/p2p/")[0]
+        assert said.count(f"joining: 0 of 1 entry addresses reachable: {address} refused") == 1
+        last = said.splitlines()[-2:]
+        assert f"{address} refused (bootstrap_unreachable)" in last[0]
+        assert last[1].startswith("hint: ")
+        ended = [event for event in read_events(home_at(late.home).events_file)][-1]
+        assert (ended["event"], ended["code"]) == ("ended", "bootstrap_unreachable")

@@ -52,7 +52,7 @@ def test_body_of_another_hash_is_refused_and_counted() -> None:
     machine.handle(fx.Started(), 0.0)
     machine.handle(fx.LinkUp(ALDER), 0.1)
     effects = machine.handle(describe(ALDER, b"another run"), 0.2)
-    assert emitted(effects) == ["run_description_rejected"]
+    assert emitted(effects) == ["run_description_rejected", "state_changed"]
     assert machine.rejected == {ALDER: "hash_mismatch"}
 
 
@@ -68,6 +68,19 @@ def test_every_address_is_named_with_its_cause() -> None:
         {"addr": "/ip4/127.0.0.1/tcp/1", "cause": "refused"},
         {"addr": "/dns/nowhere/tcp/2", "cause": "timeout"},
     ]
+
+
+def test_each_change_is_told_once_and_silence_at_the_time_of_the_report() -> None:
+    machine = make(alder=("/ip4/127.0.0.1/tcp/1",), birch=("/dns/nowhere/tcp/2",))
+    refused = fx.DialFailed(ALDER, {"/ip4/127.0.0.1/tcp/1": "refused"})
+    assert emitted(machine.handle(fx.Started(), 0.0)) == ["state_changed"], "whom it asks"
+    assert emitted(machine.handle(refused, 0.2)) == []
+    assert emitted(machine.handle(fx.TimerFired("bootstrap/report"), 5.0)) == ["state_changed"]
+    assert "tcp/1 refused, /dns/nowhere/tcp/2 timeout" in machine.reason(5.0).text
+    assert emitted(machine.handle(fx.TimerFired("bootstrap/retry"), 6.0)) == []
+    assert emitted(machine.handle(refused, 6.1)) == [], "the same again"
+    found = fx.DialFailed(BIRCH, {"/dns/nowhere/tcp/2": "name_not_found"})
+    assert emitted(machine.handle(found, 6.2)) == ["state_changed"]
 
 
 def test_retries_are_spaced_and_double_up_to_a_bound() -> None:

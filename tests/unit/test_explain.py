@@ -69,6 +69,14 @@ def test_missing_stage_names_who_is_taking_it_and_by_when() -> None:
     found = choose_reason(facts)
     assert (found.peer, found.eta_at_s, found.eta_basis) == (peer, 8.0, "deadline")
     assert choose_reason(replace(facts, now_s=9.0)).eta_at_s is None
+    assert "this peer is taking it" in choose_reason(replace(facts, own=peer)).text
+
+
+def test_a_lone_peer_is_told_to_invite_others_and_promised_nobody() -> None:
+    facts = Situation(present=1, missing_stages=(2,), missing_until_s=8.0, now_s=3.0)
+    found = choose_reason(facts)
+    assert (found.code, found.eta_at_s) == ("waiting_for_stage", None)
+    assert "swarmd run link" in (found.hint or "")
 
 
 def test_who_has_no_stage_never_says_that_it_trains() -> None:

@@ -145,8 +145,11 @@ async def test_bug_in_a_handler_answers_that_client_and_nobody_else_notices(
 
 @pytest.mark.parametrize(
     "body",
-    [b"\n", b"{}\n", b"[]\n", b"7\n", b'{"request": 7}\n', b'{"request": "status", "args": 7}\n'],
-)
+    [
+        b"\n", b"{}\n", b"[]\n", b"7\n", b'{"request": 7}\n', b'{"request": "status", "args": 7}\n',
+        b"[" * 50_000 + b"\n",
+    ],
+)  # fmt: skip
 async def test_nonsense_is_answered_as_malformed(home: Home, body: bytes) -> None:
     async with serving(home):
         answer = json.loads(await in_thread(raw, home, body))

@@ -1,0 +1,45 @@
+"""What a command does with trio, ended in order by SIGTERM, too.
+
+A signal handler that raised in the middle of trio's loop would break it: what runs is cancelled
+instead, so that its children end and its files close, and the signal is told of afterwards. Ctrl-C
+is trio's own business.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeVar
+
+import trio
+
+from swarmd.cli import exits
+
+_T = TypeVar("_T")
+
+
+def run_trio(work: Callable[..., Awaitable[_T]], *args: Any) -> _T:
+    """As trio.run. Raises exits.Terminated after a SIGTERM."""
+
+    async def main() -> list[_T]:
+        found: list[_T] = []
+        async with trio.open_nursery() as nursery:
+            await nursery.start(_cancel_at_sigterm, nursery.cancel_scope)
+            found.append(await work(*args))
+            nursery.cancel_scope.cancel()
+        return found
+
+    found = trio.run(main)
+    if not found:
+        raise exits.Terminated
+    return found[0]
+
+
+async def _cancel_at_sigterm(
+    scope: trio.CancelScope, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
+) -> None:
+    with trio.open_signal_receiver(signal.SIGTERM) as signals:
+        task_status.started()
+        async for _ in signals:
+            scope.cancel()
+            return
