@@ -4,9 +4,9 @@
                  \\____________________/            a run that has not begun starts from the seed
 
 The stage is the user's (`--stage N`, pinned in the record) or what placement finds. State is made
-from the run's seed as long as nobody has trained; later it comes only from a peer that holds the
-stage, from our own checkpoint, or from a guardian: it is never invented. If nobody has it, the seat
-waits and says so (run_state_lost).
+from the run's seed as long as nobody has trained, and for a stage that lost all its peers in the
+first round; later it comes only from a peer that holds the stage, from our own checkpoint, or from
+a guardian: it is never invented. If nobody has it, the seat waits and says so (run_state_lost).
 
 Nothing is decided before the roster can be trusted: others have been met, or this peer founds the
 swarm. What the worker does is told by `loaded` and `lost`.
@@ -232,7 +232,7 @@ class Seat:
         if kept is not None and kept.round >= newest and self.phase == "choosing":
             return self._load_own((kept.round, kept.path), now_s)
         if newest < 0 and self.phase == "choosing":
-            return []
+            return self._load(None, now_s) if is_first_round(coverage) else []
         return self._fetch_from(stage, [peer for peer in guards if peer in linked], now_s)
 
     def _on_own_disk(self, stage: int) -> tuple[int, str] | None:
@@ -341,6 +341,11 @@ class Seat:
                 text = f"nobody holds the state of stage {self.stage}"
                 return Reason(code="run_state_lost", text=text, stage=self.stage)
         return None
+
+
+def is_first_round(coverage: Coverage) -> bool:
+    """What it began with is the seed's, whoever has trained since."""
+    return not any(view.record.round for views in coverage.active for view in views)
 
 
 def _resuming(saved: tuple[SavedState, ...], wanted: int | None) -> Resuming | None:

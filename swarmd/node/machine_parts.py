@@ -113,12 +113,12 @@ class MachineParts:
 
     def _slots(self) -> list[Slot]:
         machine = self.machine
-        if machine.work.stage is None:
+        if machine.setup.is_observer:
             return []
         reason = machine.reasons.current
         return [
             Slot(
-                device=str(machine.work.worker_info.get("device") or "cpu"),
+                device=str(machine.work.worker_info.get("device") or "-"),
                 stage=machine.work.stage,
                 state=reason.state,
                 reason_code=reason.code,

@@ -95,6 +95,29 @@ def test_a_stage_whose_peers_all_died_with_their_disks_goes_on_from_a_guardian(
         assert audit(machine_of(peer).leases.ledger, 0).clean
 
 
+@pytest.mark.parametrize(("seed", "peers"), [(5, 2), (6, 4)])
+def test_a_stage_that_lost_its_peers_in_the_first_round_begins_it_anew(
+    seed: int, peers: int
+) -> None:
+    """Nobody has a snapshot then, and none is needed: the seed says what the round began with."""
+    swarm = Swarm(seed, peers)
+
+    def is_under_way() -> bool:
+        return any(p.leases.ledger.contributions() for p in map(machine_of, swarm.on(0)))
+
+    swarm.run_until(is_under_way)
+    assert swarm.round() == 0
+    lost = swarm.on(1)
+    for peer in lost:
+        swarm.cluster.crash(peer.number, keep_disk=False)
+    left = swarm.on(0)
+    if len(left) == 1:  # nobody to spare: one comes back, without its disk
+        swarm.cluster.start(lost[0].number, (left[0].number,))
+    swarm.run_until(swarm.is_over)
+    for peer in swarm.cluster.running():
+        assert audit(machine_of(peer).leases.ledger, 0).clean
+
+
 def test_at_the_end_of_a_run_every_stage_is_guarded_at_its_last_round() -> None:
     swarm = Swarm(3, 4)
     swarm.run_until(lambda: not swarm.cluster.running())
