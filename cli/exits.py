@@ -17,15 +17,7 @@ from typing import Any
 import click
 
 from swarmd.cli.output import OutputFailed
-from swarmd.errors import (
-    ComputeError,
-    DiskFull,
-    NotPermitted,
-    StoreError,
-    SwarmdError,
-    TransportError,
-    UserError,
-)
+from swarmd.errors import ComputeError, SwarmdError, UserError, code_and_hint
 from swarmd.units import BadValue
 
 OK = 0
@@ -97,18 +89,10 @@ def failure_of(error: BaseException) -> Failure:
             return Failure("failed", error.exit_code, error.format_message())
         case OutputFailed():
             return Failure("output_failed", FAILED, f"standard output cannot be written: {error}")
-        case DiskFull():
-            return Failure("disk_full", FAILED, str(error), "free some space")
-        case NotPermitted():
-            return Failure("not_permitted", FAILED, str(error))
-        case StoreError():
-            return Failure("store_failed", FAILED, str(error))
-        case ComputeError():
-            return Failure(error.code, FAILED, error.text or str(error))
-        case TransportError():
-            return Failure(error.cause, FAILED, str(error))
         case SwarmdError():
-            return Failure(str(getattr(error, "code", "failed")), FAILED, str(error))
+            code, hint = code_and_hint(error)
+            text = error.text if isinstance(error, ComputeError) else ""
+            return Failure(code, FAILED, text or str(error), hint)
         case _:
             text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
             return Failure(

@@ -21,6 +21,7 @@ from itertools import zip_longest
 from typing import Any, TypeVar
 
 import click
+from click.core import augment_usage_errors
 
 from swarmd.cli.output import Printer
 from swarmd.errors import UserError
@@ -126,8 +127,7 @@ class Session:
     ) -> None:
         """The answer of a command without an object of its own: `line`, or `swarmd.done`."""
         if not self.is_json:
-            self.printer.line(line)
-            return
+            return self.printer.line(line)
         from swarmd.json_record import render
         from swarmd.records import Done
 
@@ -292,7 +292,8 @@ class _Shared(click.Command):
             arg.replace("--json=", "--json-version=", 1) if arg.startswith("--json=") else arg
             for arg in args[:end]
         ]
-        return super().parse_args(ctx, self._with_bare_values(renamed) + args[end:])
+        with augment_usage_errors(ctx):  # their hint names this command
+            return super().parse_args(ctx, self._with_bare_values(renamed) + args[end:])
 
     def _with_bare_values(self, args: list[str]) -> list[str]:
         """`--web` without a value becomes `--web=...`."""

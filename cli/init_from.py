@@ -11,6 +11,7 @@ from pathlib import Path
 
 from swarmd.checkpoints import CheckpointFolder
 from swarmd.cli.model_process import have_done
+from swarmd.cli.time_limit import TimeLimit
 from swarmd.errors import StoreError, UserError
 from swarmd.home import Home
 from swarmd.init_from import has_tied_head, init_hash_of
@@ -19,13 +20,12 @@ from swarmd.protocols.wire import encode
 from swarmd.run_config import RunConfig
 
 
-def take_in(home: Home, config: RunConfig, folder: Path) -> RunConfig:
+def take_in(home: Home, config: RunConfig, folder: Path, limit: TimeLimit) -> RunConfig:
     """The run that starts from `folder`, with its states in `home`. Raises UserError."""
-    run = replace(config, init_hash=init_hash_of(folder, config))
+    run = replace(config, init_hash=init_hash_of(folder, config, limit.reading))
     states = home.cache / "state"
     states.mkdir(mode=0o700, parents=True, exist_ok=True)
     targets = {stage: states / f"import-{stage:02}.safetensors" for stage in range(run.stages)}
-    asked = {"folder": str(folder), "tied": has_tied_head(folder)}
     asked = {
         "folder": str(folder),
         "tied": has_tied_head(folder),
@@ -33,7 +33,7 @@ def take_in(home: Home, config: RunConfig, folder: Path) -> RunConfig:
     }
     kept = CheckpointFolder(home.guarded, run.run_id, kept=1)
     try:
-        made = have_done("import", run, asked)
+        made = have_done("import", run, asked, limit=limit)
         for stage, path in targets.items():
             sketch = tuple(made["sketches"][str(stage)])
             about = GuardedStage(stage=stage, round=0, sketch=sketch)

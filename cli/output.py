@@ -100,6 +100,10 @@ class Printer:
         """One line of data for people. Control characters only ever come from `style`."""
         self._write(self._out, text.rstrip() + "\n")
 
+    def part(self, text: str) -> None:
+        """Data for people that come piece by piece, lines and all. Harmless in a terminal."""
+        self._write(self._out, "\n".join(harmless(line) for line in text.split("\n")))
+
     def object(self, found: Mapping[str, Any]) -> None:
         """One JSON object on one line."""
         import json

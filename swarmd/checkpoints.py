@@ -17,10 +17,11 @@ import errno
 import hashlib
 import re
 import shutil
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import BinaryIO
 
 import msgpack
 
@@ -34,8 +35,13 @@ KEPT = 3
 STATE, LEDGER, MANIFEST = "state.safetensors", "ledger.msgpack", "manifest.json"
 _NAME = re.compile(r"stage-(\d+)-round-(\d+)")
 REPLACED = ".replaced"
+LOOKS_MAX = 100
 _PIECE_BYTES = 4 << 20
 _LEDGER_BYTES_MAX = 64 << 20
+
+
+Tell = Callable[[Path, int], None]
+"""Hears of a file that is read, and of how many bytes, piece by piece."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +50,14 @@ class StoredFile:
     bytes: int
     hash: str
     """BLAKE2b-256, hexadecimal."""
+
+    def check(self, path: Path, file: BinaryIO | None = None, tell: Tell | None = None) -> None:
+        """Read what lies at `path`, or what was opened there. Raises Corrupt or StoreError."""
+        size, digest = size_and_hash(path, file, tell)
+        if size != self.bytes:
+            raise Corrupt(path, f"is {size} bytes long, not {self.bytes}")
+        if digest != self.hash:
+            raise Corrupt(path, "is not what was written: its hash differs")
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,14 +84,13 @@ class Checkpoint:
     def check(self, only: str | None = None) -> None:
         """Read everything, or one file. Raises Corrupt or StoreError, naming the file."""
         for file in self.files:
-            if only not in (None, file.name):
-                continue
-            path = self.folder / file.name
-            size, digest = size_and_hash(path)
-            if size != file.bytes:
-                raise Corrupt(path, f"is {size} bytes long, not {file.bytes}")
-            if digest != file.hash:
-                raise Corrupt(path, "is not what was written: its hash differs")
+            if only in (None, file.name):
+                file.check(self.folder / file.name)
+
+    def check_state(self, file: BinaryIO, tell: Tell) -> None:
+        """Read the state that was opened as `file`, wherever it lies now. Raises as `check`."""
+        (stored,) = (stored for stored in self.files if stored.name == STATE)
+        stored.check(self.state_file, file, tell)
 
     def ledger(self) -> tuple[bytes, ...]:
         """Encoded messages. Raises Corrupt or StoreError."""
@@ -202,9 +215,7 @@ class CheckpointFolder:
             if stage is None and sound and sound[0].stage != _stage_of(name):
                 continue
             try:
-                checkpoint = read_checkpoint(path)
-                if checkpoint.run_id != self.run_id:
-                    raise Corrupt(path, f"is a checkpoint of run {checkpoint.run_id[:16]}")
+                checkpoint = self._read(path)
                 checkpoint.check()
             except StoreError as error:
                 self._unusable.add(name)
@@ -212,6 +223,34 @@ class CheckpointFolder:
                 continue
             sound.append(checkpoint)
         return sound, unusable
+
+    def listed(self, stage: int) -> tuple[list[Checkpoint], list[Unusable]]:
+        """Those with a sound manifest, newest first; their files are not read.
+
+        For who is not the home's daemon: that may remove some meanwhile, but only after it has made
+        newer ones, so then we look again. Raises StoreError if the folder cannot be read.
+        """
+        for _ in range(LOOKS_MAX):
+            found: list[Checkpoint] = []
+            unusable: list[Unusable] = []
+            for path in [self.path / name for name in reversed(self._names(stage))]:
+                try:
+                    found.append(self._read(path))
+                except StoreError as error:
+                    if not path.exists():
+                        break
+                    unusable.append(Unusable(path, str(error)))
+            else:
+                return found, unusable
+        raise StoreError(self.path, "changes faster than it can be read")
+
+    def _read(self, path: Path) -> Checkpoint:
+        checkpoint = read_checkpoint(path)
+        if checkpoint.run_id != self.run_id:
+            raise Corrupt(path, f"is a checkpoint of run {checkpoint.run_id[:16]}")
+        if path.name != name_of_saved(checkpoint.stage, checkpoint.round):
+            raise Corrupt(path, f"holds round {checkpoint.round} of stage {checkpoint.stage}")
+        return checkpoint
 
     def newest_ledger(self) -> Checkpoint | None:
         """The last one written whose ledger is sound; states may be large and are not read.
@@ -268,14 +307,19 @@ def read_checkpoint(folder: Path) -> Checkpoint:
     return checkpoint
 
 
-def size_and_hash(path: Path) -> tuple[int, str]:
-    """Raises StoreError."""
+def size_and_hash(
+    path: Path, file: BinaryIO | None = None, tell: Tell | None = None
+) -> tuple[int, str]:
+    """file: what was opened at `path`, if it was. Raises StoreError."""
     hasher, size = hashlib.blake2b(digest_size=32), 0
     try:
-        with path.open("rb") as file:
-            while piece := file.read(_PIECE_BYTES):
+        with path.open("rb") if file is None else nullcontext(file) as opened:
+            opened.seek(0)
+            while piece := opened.read(_PIECE_BYTES):
                 size += len(piece)
                 hasher.update(piece)
+                if tell is not None:
+                    tell(path, size)
     except OSError as error:
         raise store_error(path, error) from error
     return size, hasher.hexdigest()

@@ -48,6 +48,7 @@ __all__ = [
     "SwarmdError",
     "TransportError",
     "UserError",
+    "code_and_hint",
 ]
 
 
@@ -139,3 +140,22 @@ class Corrupt(StoreError):
 
 class NotPermitted(StoreError):
     """The system does not let us."""
+
+
+def code_and_hint(error: SwarmdError) -> tuple[str, str]:
+    """The stable code of any error of ours, and what the user can do, if anything."""
+    match error:
+        case UserError():
+            return error.code, error.hint
+        case DiskFull():
+            return "disk_full", "free some space"
+        case NotPermitted():
+            return "not_permitted", ""
+        case StoreError():
+            return "store_failed", ""
+        case ComputeError():
+            return error.code, ""
+        case TransportError():
+            return error.cause, ""
+        case _:
+            return str(getattr(error, "code", "failed")), ""

@@ -12,31 +12,44 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from swarmd.checkpoints import size_and_hash
+from swarmd.checkpoints import Tell, size_and_hash
 from swarmd.errors import Corrupt, StoreError, UserError
 from swarmd.run_config import RunConfig
 from swarmd.store import read_json
 
 CONFIG = "config.json"
 WEIGHTS = "model*.safetensors"
-CONFIG_BYTES_MAX = 1 << 20
+FOLDER_HINT = f"give the folder of a Llama: {CONFIG} and {WEIGHTS}"
+SIZES_HINT = "sizes belong into [model] of the run file, `kind = 'dense'` into [boundary]"
 
 
-def init_hash_of(folder: Path, run: RunConfig) -> str:
-    """BLAKE2b-256 over names, sizes and hashes of the weight files. Blocking: reads all of them.
+def check_fits(folder: Path, run: RunConfig) -> list[Path]:
+    """The weight files; `run` may be one whose data are not measured yet. Reads no weights.
 
     Raises UserError: 78 for what does not fit the run, 1 for what cannot be read.
     """
+    if not folder.is_dir():
+        why = "it is no folder" if folder.exists() else "there is no such folder"
+        raise _refusal(folder, why, FOLDER_HINT)
     faults = list(_faults(_config_of(folder), run))
     if faults:
         raise _refusal(folder, "; ".join(faults))
     files = sorted(folder.glob(WEIGHTS))
     if not files:
-        raise _refusal(folder, f"it has no {WEIGHTS}; other formats are not read")
+        why = f"it has no {WEIGHTS}; other formats are not read"
+        raise _refusal(folder, why, FOLDER_HINT)
+    return files
+
+
+def init_hash_of(folder: Path, run: RunConfig, tell: Tell | None = None) -> str:
+    """BLAKE2b-256 over names, sizes and hashes of the weight files. Blocking: reads all of them.
+
+    Raises UserError as `check_fits`.
+    """
     whole = hashlib.blake2b(digest_size=32)
     try:
-        for file in files:
-            size, digest = size_and_hash(file)
+        for file in check_fits(folder, run):
+            size, digest = size_and_hash(file, tell=tell)
             whole.update(f"{file.name} {size} {digest}\n".encode())
     except StoreError as error:
         raise UserError(str(error), code="checkpoint_unusable", exit_code=1) from None
@@ -53,11 +66,11 @@ def _config_of(folder: Path) -> dict[str, Any]:
     try:
         found = read_json(path)
     except Corrupt as error:
-        raise _refusal(folder, str(error)) from None
+        raise _refusal(folder, str(error), FOLDER_HINT) from None
     except StoreError as error:
         raise UserError(str(error), code="checkpoint_unusable", exit_code=1) from None
     if not isinstance(found, dict):
-        raise _refusal(folder, f"it has no {CONFIG}")
+        raise _refusal(folder, f"it has no {CONFIG}", FOLDER_HINT)
     return found
 
 
@@ -107,10 +120,10 @@ def _faults(config: dict[str, Any], run: RunConfig) -> Iterator[str]:
         yield f"rope_type is {kind!r}: positions are not scaled here"
 
 
-def _refusal(folder: Path, why: str) -> UserError:
+def _refusal(folder: Path, why: str, hint: str = SIZES_HINT) -> UserError:
     return UserError(
         f"{folder} cannot be what the run starts from: {why}",
         code="init_does_not_fit",
         exit_code=78,
-        hint="sizes belong into [model] of the run file, `kind = 'dense'` into [boundary]",
+        hint=hint,
     )

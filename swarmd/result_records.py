@@ -91,6 +91,8 @@ class ExportedFile:
 class Export(Record):
     dir: str
     round: int | None = None
+    """The newest of `rounds`, which are by stage."""
+    rounds: list[int] = field(default_factory=list)
     files: list[ExportedFile] = field(default_factory=list)
     signers: list[str] = field(default_factory=list)
     complete: bool
@@ -102,9 +104,12 @@ class Eval(Record):
 
     from_: str
     round: int | None = None
+    """The newest of `rounds`, which are by stage."""
+    rounds: list[int] = field(default_factory=list)
     tokens: int
     loss: float | None
     perplexity: float | None
+    """None: too large for a number."""
 
 
 @part

@@ -20,14 +20,24 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Mapping
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
 from swarmd.pulse import Pulse
 
 HELD_BACK = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """What a worker ignores (compute/lifeline.py)."""
+
+
+@contextmanager
+def holding_back_signals() -> Iterator[None]:
+    """Around the start of a process that will ignore them, and is to inherit that they wait."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, HELD_BACK)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,24 +76,16 @@ def spawn_worker(
         pulse = Pulse.create()
         undo.callback(pulse.close)
         inherited = (their_control.fileno(), their_lifeline, slots_fd, pulse.fd)
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, HELD_BACK)
-        try:
+        arguments = map(str, (*inherited, os.getpid()))
+        with holding_back_signals():
             process = subprocess.Popen(
-                [
-                    *python_command(),
-                    "-m",
-                    "swarmd.compute.child",
-                    *map(str, (*inherited, os.getpid())),
-                    imports,
-                ],
+                [*python_command(), "-m", "swarmd.compute.child", *arguments, imports],
                 stdin=subprocess.DEVNULL,
                 stdout=their_log,
                 stderr=their_log,
                 pass_fds=inherited,
                 env={**os.environ, **(environment or {})},
             )
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
         undo.pop_all()
     return SpawnedWorker(process, ours_control, log_fd, lifeline_fd, pulse)
 

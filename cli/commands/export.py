@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from swarmd.cli.framework import Parsed, Session, command, option
 from swarmd.units import parse_size
+
+if TYPE_CHECKING:
+    from swarmd.result_records import ExportedFile
+    from swarmd.saved_models import SavedModel
 
 FORMATS = ("hf-safetensors",)
 COLLECT_S = 600.0
@@ -38,34 +45,51 @@ def export(session: Session, target: tuple[str, str], where: str | None, shard: 
     --from, the daemon of this home first fetches the stages that others train. Training goes on
     meanwhile. The folder appears complete or not at all, and nothing is overwritten.
     """
-    from swarmd.cli import format as f
     from swarmd.cli.model_process import look
-    from swarmd.json_record import render
-    from swarmd.result_records import Export, ExportedFile
+    from swarmd.cli.time_limit import TimeLimit
+    from swarmd.new_folder import check_is_free, new_folder
+    from swarmd.result_records import ExportedFile
     from swarmd.saved_models import find_model
 
-    kind, folder = target[0], Path(target[1]).absolute()
+    limit = TimeLimit(session.options.timeout_s, session.printer.say)
+    kind, folder = target[0], Path(os.path.realpath(target[1]))
     if kind not in FORMATS:
         raise click.BadParameter(f"{kind!r} is no format; there is {FORMATS[0]}")
+    check_is_free(folder)
     if where is None:
         where = _collected(session)
-    model = find_model(where, session.home)
-    if model.export is not None:
-        raise click.BadParameter(f"{where} is an export already; copy it")
-    for note in model.notes:
-        session.printer.warn(note)
-    made = look("export", model, {"to": str(folder), "shard_bytes": shard})
-    files = [ExportedFile(**file) for file in made["files"]]
+    with find_model(where, session.home, limit.reading) as model:
+        if model.export is not None:
+            raise click.BadParameter(f"{where} is an export already; copy it")
+        for note in model.notes:
+            session.printer.warn(note)
+        with new_folder(folder) as made:
+            settings = {"to": str(made), "shard_bytes": shard}
+            found = look("export", model, settings, limit=limit)
+        _tell(session, model, folder, [ExportedFile(**file) for file in found["files"]])
+    return 0
+
+
+def _tell(session: Session, model: SavedModel, folder: Path, files: Sequence[ExportedFile]) -> None:
+    from swarmd.cli import format as f
+    from swarmd.json_record import render
+    from swarmd.result_records import Export
+
     if session.is_json:
-        told = Export(dir=str(folder), round=model.round, files=files, complete=True)
+        told = Export(
+            dir=str(folder),
+            round=model.round,
+            rounds=model.rounds_by_stage,
+            files=list(files),
+            complete=True,
+        )
         session.printer.object(render(told))
-        return 0
+        return
     for file in files:
         session.printer.line(f"{f.size(file.bytes):>9}  {file.hash[:16]}  {file.name}")
-    session.printer.line(f"{folder}: {model.run.name}, round {model.round}")
+    session.printer.line(f"{folder}: {model.run.name}, {model.rounds_shown}")
     if model.run.boundary.kind == "anchored":
         session.printer.say("its stages have tables of their own: load it with trust_remote_code")
-    return 0
 
 
 def _collected(session: Session) -> str | None:

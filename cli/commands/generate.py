@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-
 from swarmd.cli.framework import Session, command, option
 
 
@@ -27,7 +25,7 @@ def generate(
 ) -> int:
     """Continue a text, as it comes. Default: the run that this home used last."""
     from swarmd.cli.model_process import look
-    from swarmd.cli.output import harmless
+    from swarmd.cli.time_limit import TimeLimit
     from swarmd.errors import UserError
     from swarmd.saved_models import find_model
 
@@ -35,27 +33,41 @@ def generate(
         raise UserError(
             "--tokens is at least 1, --temperature at least 0", code="usage", exit_code=2
         )
-    model = find_model(where, session.home)
-    for note in model.notes:
-        session.printer.warn(note)
-    heard: list[str] = []
-
-    def on_text(text: str) -> None:
-        heard.append(text)
-        if not session.is_json:
-            shown = "\n".join(harmless(line) for line in text.split("\n"))
-            sys.stdout.write(shown)
-            sys.stdout.flush()
-
+    limit = TimeLimit(session.options.timeout_s, session.printer.say)
     settings = {"prompt": prompt, "tokens": tokens, "temperature": temperature}
     settings |= {"seed": seed, "threads": threads}
-    if not session.is_json:
-        on_text(prompt)
-        heard.clear()
-    found = look("generate", model, settings, on_text=on_text)
+    with find_model(where, session.home, limit.reading) as model:
+        for note in model.notes:
+            session.printer.warn(note)
+        text = _Text(session, prompt)
+        try:
+            found = look("generate", model, settings, limit=limit, on_text=text.add)
+        except BaseException:
+            text.end_line()
+            raise
     if session.is_json:
-        data = {"text": "".join(heard), "tokens": found["tokens"], "round": model.round}
+        data = {"text": text.new, "tokens": found["tokens"], "round": model.round}
         session.done("", data, path=model.name)
     else:
-        session.printer.line()
+        text.add("")
+        text.end_line()
     return 0
+
+
+class _Text:
+    """Shown as it comes; the prompt with the first of it, so that nothing is shown of a failure."""
+
+    def __init__(self, session: Session, prompt: str) -> None:
+        self._session, self._prompt = session, prompt
+        self._has_begun = False
+        self.new = ""
+
+    def add(self, text: str) -> None:
+        self.new += text
+        if not self._session.is_json:
+            self._session.printer.part(text if self._has_begun else self._prompt + text)
+            self._has_begun = True
+
+    def end_line(self) -> None:
+        if self._has_begun:
+            self._session.printer.line()

@@ -9,6 +9,7 @@ from swarmd.errors import UserError
 from swarmd.home import absolute
 
 if TYPE_CHECKING:
+    from swarmd.cli.time_limit import TimeLimit
     from swarmd.run_config import RunConfig
 
 
@@ -26,19 +27,26 @@ def create(session: Session, file: str, init_from: str | None) -> None:
     With --init-from this home then holds what the run starts from: found the swarm here, with
     `swarmd join NAME --first`.
     """
+    from swarmd.cli.time_limit import TimeLimit
     from swarmd.home_files import remember_run
     from swarmd.json_record import utc
     from swarmd.run_file import read_run_file
 
+    limit = TimeLimit(session.options.timeout_s, session.printer.say)
     plan = read_run_file(absolute(file))
-    plan.check()
+    draft = plan.check()
+    start = None if init_from is None else absolute(init_from)
+    if start is not None:
+        from swarmd.init_from import check_fits
+
+        check_fits(start, draft)
     session.home.create()
-    found = plan.measure(session.home.cache, lambda now: _tell(session, now))
+    found = plan.measure(session.home.cache, lambda now: _tell(session, limit, now))
     config = found.config
-    if init_from is not None:
+    if start is not None:
         from swarmd.cli.init_from import take_in
 
-        config = take_in(session.home, config, absolute(init_from))
+        config = take_in(session.home, config, start, limit)
     remember_run(session.home, config, found.entries, used_at=utc())
     _show(session, config, _link(config, found.entries))
 
@@ -138,8 +146,9 @@ def close(session: Session, name: str) -> None:
     session.done(f"{known.config.name} is forgotten", {"id": known.config.run_id})
 
 
-def _tell(session: Session, now: Any) -> None:
+def _tell(session: Session, limit: TimeLimit, now: Any) -> None:
     """How far the data are packed; small ones are, before it would be worth a word."""
+    limit.check()
     if now.seconds >= 1:
         session.printer.say(f"packing the data: {now}")
 

@@ -17,16 +17,18 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
 from torch import Tensor
 
 from swarmd.checkpoints import StoredFile, size_and_hash
+from swarmd.compute.state_file import save_state
 from swarmd.compute.whole_model import read_parameters
+from swarmd.data.packing import reporting_store_errors
 from swarmd.data.tokeniser import BytesTokeniser, Tokeniser
+from swarmd.errors import DiskFull, JobFailed, StoreError
+from swarmd.exported_folder import ABOUT, ABOUT_FORMAT
 from swarmd.model.export import dense_state
 from swarmd.model.stage import build_stage
 from swarmd.run_config import RunConfig
-from swarmd.saved_models import ABOUT, ABOUT_FORMAT
 
 SHARD_BYTES = 5_000_000_000
 MODELLING = "modeling_swarmd.py"
@@ -41,7 +43,19 @@ def write_folder(
     *,
     shard_bytes: int = SHARD_BYTES,
 ) -> list[StoredFile]:
-    """Fill an empty folder. states, rounds: by stage. Raises UserError and OSError."""
+    """Fill an empty folder. states, rounds: by stage. Raises UserError and StoreError."""
+    with reporting_store_errors(folder):
+        return _fill(run, states, rounds, tokeniser, folder, shard_bytes)
+
+
+def _fill(
+    run: RunConfig,
+    states: Mapping[int, Path],
+    rounds: Mapping[int, int],
+    tokeniser: Tokeniser,
+    folder: Path,
+    shard_bytes: int,
+) -> list[StoredFile]:
     _write_weights(_tensors(run, states), folder, shard_bytes)
     _write_json(folder / "config.json", llama_config(run, tokeniser))
     ends = {"bos_token_id": tokeniser.separator, "eos_token_id": tokeniser.separator}
@@ -154,7 +168,11 @@ def _write_weights(tensors: Iterator[tuple[str, Tensor]], folder: Path, shard_by
 
     def flush() -> None:
         nonlocal held, size
-        save_file(held, folder / f"shard-{len(shards)}", {"format": "pt"})
+        try:
+            save_state(held, folder / f"shard-{len(shards)}", {"format": "pt"})
+        except JobFailed as error:
+            kind = DiskFull if error.code == "disk_full" else StoreError
+            raise kind(folder, error.text) from None
         shards.append(list(held))
         held, size = {}, 0
 

@@ -10,8 +10,7 @@ import torch
 from swarmd.compute.outer_state import FlatLayout
 from swarmd.compute.round_state import sketch_of, sort_header
 from swarmd.compute.state_file import metadata_for, save_state
-from swarmd.compute.whole_model import read_export, unusable
-from swarmd.model.export import dense_parameters
+from swarmd.compute.whole_model import dense_from, read_export
 from swarmd.model.stage import build_stage
 from swarmd.protocols.outer_rules import Range
 from swarmd.run_config import RunConfig
@@ -26,18 +25,12 @@ def write_states(
     disk_error).
     """
     tensors = read_export(folder)
-    if tied:
+    if tied and "model.embed_tokens.weight" in tensors:
         tensors.setdefault("lm_head.weight", tensors["model.embed_tokens.weight"].clone())
     sketches = {}
     for index in range(run.stages):
         stage = build_stage(run, index, dtype=torch.float32)
-        try:
-            params = dense_parameters(stage, tensors)
-        except KeyError as error:
-            raise unusable(folder, f"lacks {error.args[0]}") from None
-        spoilt = [name for name, value in params.items() if not bool(torch.isfinite(value).all())]
-        if spoilt:
-            raise unusable(folder, f"has values in {spoilt[0]} that are not finite")
+        params = dense_from(folder, tensors, stage)
         named = {f"param/{name}": value for name, value in params.items()}
         save_state(named, targets[index], metadata_for(run.run_id, index, 0))
         sort_header(targets[index])

@@ -1,17 +1,17 @@
-"""The program behind `swarmd export`, `generate`, `eval` and `run create --init-from`: it loads a
-model, and torch with it.
+"""What `swarmd export`, `generate`, `eval` and `run create --init-from` do with torch and a model,
+in a process of their own (look_process.py).
 
-    python -m swarmd.compute.look export|generate|eval|import < one JSON object
-
-Answers with a JSON object a line: {"text": ..} as it comes, {"result": ..} at the end, or {"error":
-{code, exit_code, text, hint}}.
+Asked by a JSON object on standard input, it answers with a JSON object a line: {"text": ..} as it
+comes, {"result": ..} at the end, or {"error": {code, exit_code, text, hint}}.
 """
 
 from __future__ import annotations
 
 import codecs
 import json
+import math
 import sys
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,13 +19,13 @@ from typing import Any
 import numpy as np
 import torch
 
+from swarmd.compute.failure_codes import failure_of
 from swarmd.compute.hf_folder import SHARD_BYTES, write_folder
 from swarmd.compute.import_hf import write_states
 from swarmd.compute.whole_model import WholeModel
 from swarmd.data.corpus import open_corpus
-from swarmd.data.packing import aside, put_in_place, reporting_store_errors
 from swarmd.data.tokeniser import JsonTokeniser, Tokeniser, tokeniser_named
-from swarmd.errors import SwarmdError, UserError
+from swarmd.errors import SwarmdError, UserError, code_and_hint
 from swarmd.protocols.ids import MicroBatchId
 from swarmd.run_config import RunConfig, run_from_canonical
 
@@ -33,20 +33,14 @@ Asked = dict[str, Any]
 
 
 def export(asked: Asked) -> dict[str, Any]:
-    """to, shard_bytes, and what `_model` takes of checkpoints."""
-    run, target = _run(asked), Path(asked["to"])
+    """to: an empty folder. shard_bytes, and what `_model` takes of checkpoints."""
+    run = _run(asked)
     states = {int(stage): Path(path) for stage, path in asked["states"].items()}
     rounds = {int(stage): number for stage, number in asked["rounds"].items()}
     tokeniser = _tokeniser(run, asked)
-    if target.exists() and any(target.iterdir()):
-        raise UserError(f"{target} is there already", code="usage", exit_code=2)
-    with reporting_store_errors(target):
-        target.parent.mkdir(parents=True, exist_ok=True)
-        with aside(target.parent) as made:
-            shard_bytes = asked.get("shard_bytes") or SHARD_BYTES
-            files = write_folder(run, states, rounds, tokeniser, made, shard_bytes=shard_bytes)
-            made.chmod(0o755)
-            put_in_place(made, target)
+    shard_bytes = asked.get("shard_bytes") or SHARD_BYTES
+    folder = Path(asked["to"])
+    files = write_folder(run, states, rounds, tokeniser, folder, shard_bytes=shard_bytes)
     return {
         "files": [{"name": file.name, "bytes": file.bytes, "hash": file.hash} for file in files]
     }
@@ -86,7 +80,15 @@ def evaluate(asked: Asked) -> dict[str, Any]:
         samples += len(ids)
     if not samples:
         raise UserError("the run holds nothing out", code="data_missing", exit_code=1)
-    return {"loss": loss_sum / samples, "tokens": samples * run.sequence_tokens}
+    loss = loss_sum / samples
+    if not math.isfinite(loss):
+        raise UserError(
+            f"the held-out loss is {loss}: the model's values overflow on these data",
+            code="loss_not_finite",
+            exit_code=1,
+            hint="its weights are finite, but no longer a model of anything; take an older round",
+        )
+    return {"loss": loss, "tokens": samples * run.sequence_tokens}
 
 
 def _run(asked: Asked) -> RunConfig:
@@ -134,23 +136,27 @@ def _tell(message: dict[str, Any]) -> None:
     print(json.dumps(message), flush=True)
 
 
-def main(arguments: list[str]) -> int:
-    """See the header."""
-    (task,) = arguments
+def answer(task: str) -> int:
+    """See the header. Returns the exit status."""
     asked = json.load(sys.stdin)
     if asked.get("threads"):
         torch.set_num_threads(asked["threads"])
     try:
         _tell({"result": TASKS[task](asked)})
-    except SwarmdError as error:
-        code, exit_code, hint = "store_error", 1, ""
-        if isinstance(error, UserError):
-            code, exit_code, hint = error.code, error.exit_code, error.hint
-        told = {"code": code, "exit_code": exit_code, "text": str(error), "hint": hint}
+    except Exception as error:
+        told = _told(error)
         _tell({"error": told})
-        return exit_code
+        return int(told["exit_code"])
     return 0
 
 
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+def _told(error: Exception) -> dict[str, Any]:
+    """An error as the command shows it. One that nobody foresaw is a bug, and shows where."""
+    if isinstance(error, SwarmdError):
+        code, hint = code_and_hint(error)
+        exit_code = error.exit_code if isinstance(error, UserError) else 1
+        return {"code": code, "exit_code": exit_code, "text": str(error), "hint": hint}
+    failure = failure_of(error)
+    if failure.code == "compute_failed":
+        traceback.print_exc(file=sys.stderr)
+    return {"code": failure.code, "exit_code": 1, "text": failure.text, "hint": ""}

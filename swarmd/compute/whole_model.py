@@ -72,14 +72,15 @@ class WholeModel:
         tensors = read_export(folder)
         dense = dataclasses.replace(run, boundary=BoundaryConfig(kind="dense", wire="fp32"))
         stages = [build_stage(dense, index) for index in range(run.stages)]
-        try:
-            params = [dense_parameters(stage, tensors) for stage in stages]
-            anchors = None
-            if run.boundary.kind == "anchored":
-                firsts = [first for first, _ in run.layer_ranges]
-                anchors = [tensors[f"swarmd.anchor.{first}.weight"] for first in firsts]
-        except KeyError as error:
-            raise unusable(folder, f"lacks {error}") from None
+        params = [dense_from(folder, tensors, stage) for stage in stages]
+        anchors = None
+        if run.boundary.kind == "anchored":
+            names = [f"swarmd.anchor.{first}.weight" for first, _ in run.layer_ranges]
+            wanted = (run.model.vocab_size, run.model.width)
+            for name in names:
+                if name not in tensors or tuple(tensors[name].shape) != wanted:
+                    raise unusable(folder, f"lacks {name} of shape {wanted}")
+            anchors = [tensors[name] for name in names]
         return cls(stages, params, anchors)
 
     @torch.no_grad()
@@ -126,6 +127,21 @@ class WholeModel:
             yield chosen
 
 
+def dense_from(folder: Path, tensors: Mapping[str, Tensor], stage: Stage) -> Parameters:
+    """What a dense stage needs of a folder's tensors.
+
+    Raises UserError for a weight that is missing, misshapen or not finite.
+    """
+    try:
+        params = dense_parameters(stage, tensors)
+    except KeyError as error:
+        raise unusable(folder, f"lacks {error.args[0]}") from None
+    for name, value in params.items():
+        if not bool(torch.isfinite(value).all()):
+            raise unusable(folder, f"has values in {name} that are not finite")
+    return params
+
+
 def read_export(folder: Path) -> dict[str, Tensor]:
     """All tensors of an exported folder. Raises UserError."""
     index = folder / "model.safetensors.index.json"
@@ -139,6 +155,6 @@ def read_export(folder: Path) -> dict[str, Tensor]:
                 raise unusable(index, f"names a file elsewhere: {name}")
             with safe_open(folder / name, framework="pt") as file:
                 tensors |= {key: file.get_tensor(key) for key in file.keys()}
-    except (OSError, SafetensorError, ValueError, KeyError, TypeError) as error:
+    except (OSError, SafetensorError, LookupError, ValueError, TypeError, AttributeError) as error:
         raise unusable(folder, f"cannot be read: {error}") from None
     return tensors

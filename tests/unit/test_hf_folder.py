@@ -14,6 +14,7 @@ from torch import Tensor
 
 from swarmd.checkpoints import size_and_hash
 from swarmd.cli.model_process import look
+from swarmd.cli.time_limit import TimeLimit
 from swarmd.compute.hf_folder import bytes_tokeniser_json, write_folder
 from swarmd.compute.whole_model import WholeModel
 from swarmd.data.tokeniser import BytesTokeniser
@@ -111,53 +112,27 @@ def test_transformers_loads_the_tokeniser(tmp_path: Path) -> None:
     assert found.decode(list(b"a line\n")) == "a line\n"
 
 
-# ------------------------------------------------------------------------------- finding the model
-
-
-def test_the_newest_round_of_every_stage_is_taken_from_a_folder_of_homes(tmp_path: Path) -> None:
-    run = bytes_run("subspace")
-    write_home(tmp_path / "p0", run, [0], [4, 5])
-    write_home(tmp_path / "p1", run, [1], [3, 4])
-    found = find_model(str(tmp_path), home_at(tmp_path / "nobody"))
-    assert (found.round, found.rounds, found.notes) == (4, {0: 4, 1: 4}, ())
-    assert found.run == run
-
-
-def test_a_stage_that_is_nowhere_is_named(tmp_path: Path) -> None:
-    run = bytes_run("subspace")
-    write_home(tmp_path / "p0", run, [0], [4])
-    with pytest.raises(UserError, match="stage 1") as caught:
-        find_model(str(tmp_path), home_at(tmp_path / "nobody"))
-    assert (caught.value.code, caught.value.exit_code) == ("stage_missing", 1)
-
-
-def test_a_spoilt_checkpoint_is_passed_over_and_said(tmp_path: Path) -> None:
-    run = bytes_run("subspace")
-    home = home_at(write_home(tmp_path, run, [0, 1], [4, 5]))
-    newest = find_model(None, home)
-    assert newest.round == 5
-    os.truncate(newest.states[1], 100)
-    found = find_model(run.name, home)
-    assert found.round == 4
-    assert "100 bytes long" in found.notes[0]
+# ------------------------------------------------------------------------------ by another process
 
 
 @pytest.mark.slow
-def test_export_appears_whole_or_not_at_all_and_overwrites_nothing(tmp_path: Path) -> None:
+@pytest.mark.process
+def test_a_process_of_its_own_exports_and_generates(tmp_path: Path) -> None:
     run = bytes_run("anchored", 5)
     home = home_at(write_home(tmp_path / "p0", run, [0, 1], [4]))
-    model, target = find_model(None, home), tmp_path / "out" / "hf"
-    settings = {"to": str(target), "threads": 1}
-    made = look("export", model, settings)
-    assert {file["name"] for file in made["files"]} == {path.name for path in target.iterdir()}
-    with pytest.raises(UserError, match="there already"):
-        look("export", model, settings)
-    os.truncate(model.states[0], 1000)
-    with pytest.raises(UserError, match="cannot be read"):
-        look("export", model, {"to": str(tmp_path / "out" / "second"), "threads": 1})
-    assert [path.name for path in (tmp_path / "out").iterdir()] == ["hf"]
+    limit = TimeLimit(None, lambda text: None)
+    target = tmp_path / "hf"
+    target.mkdir()
+    with find_model(None, home) as model:
+        settings = {"to": str(target), "threads": 1}
+        made = look("export", model, settings, limit=limit)
+        assert {file["name"] for file in made["files"]} == {path.name for path in target.iterdir()}
+        os.truncate(model.states[0], 1000)
+        with pytest.raises(UserError, match=r"stage-00-round-000004/state.*cannot be read"):
+            look("export", model, {"to": str(tmp_path), "threads": 1}, limit=limit)
     heard: list[str] = []
     asked = {"prompt": "import ", "tokens": 12, "temperature": 0.0, "seed": 0, "threads": 1}
-    written = look("generate", find_model(str(target), home), asked, on_text=heard.append)
+    with find_model(str(target), home) as model:
+        written = look("generate", model, asked, limit=limit, on_text=heard.append)
     assert 0 <= written["tokens"] <= 12
     assert "".join(heard).encode() or written["tokens"] < 12

@@ -14,7 +14,7 @@ from saved_state_helpers import bytes_run, real_sequences, write_states
 
 from swarmd.checkpoints import CheckpointFolder
 from swarmd.cli import init_from
-from swarmd.cli.init_from import take_in
+from swarmd.cli.time_limit import TimeLimit
 from swarmd.compute import look
 from swarmd.compute.hf_folder import write_folder
 from swarmd.compute.whole_model import WholeModel
@@ -56,11 +56,17 @@ def home(tmp_path: Path) -> Home:
 def in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """Loading torch once more for each test takes seconds, and is tested once."""
 
-    def have_done(task: str, run: RunConfig, asked: dict[str, Any]) -> dict[str, Any]:
+    def have_done(
+        task: str, run: RunConfig, asked: dict[str, Any], *, limit: TimeLimit
+    ) -> dict[str, Any]:
         asked = json.loads(json.dumps({"run": run.canonical().hex(), **asked}))
         return json.loads(json.dumps(look.TASKS[task](asked)))  # type: ignore[no-any-return]
 
     monkeypatch.setattr(init_from, "have_done", have_done)
+
+
+def take_in(home: Home, run: RunConfig, folder: Path) -> RunConfig:
+    return init_from.take_in(home, run, folder, TimeLimit(None, lambda text: None))
 
 
 def change(llama: Path, **values: Any) -> None:
@@ -81,10 +87,10 @@ def test_every_stage_is_there_at_round_0_and_computes_the_same(
     assert all(g.sketch for g in guarded)
     assert not unusable
     remember_run(home, made, (), used_at=utc())
-    found = find_model(None, home)
+    with find_model(None, home) as found:
+        ids_BT = real_sequences(4, run.sequence_tokens)
+        ours = WholeModel.of_states(made, found.states).logits(ids_BT)
     before = {stage: tmp_path / "states" / f"{stage}.safetensors" for stage in range(run.stages)}
-    ids_BT = real_sequences(4, run.sequence_tokens)
-    ours = WholeModel.of_states(made, found.states).logits(ids_BT)
     assert torch.equal(ours, WholeModel.of_states(run, before).logits(ids_BT))
     assert not list((home.cache / "state").iterdir())
 
@@ -157,6 +163,27 @@ def _lacks_a_weight(llama: Path) -> None:
     save_file(tensors, llama / "model.safetensors", {"format": "pt"})
 
 
+def _lacks_the_embedding(llama: Path) -> None:
+    change(llama, tie_word_embeddings=True)
+    tensors = load_file(llama / "model.safetensors")
+    del tensors["model.embed_tokens.weight"], tensors["lm_head.weight"]
+    save_file(tensors, llama / "model.safetensors", {"format": "pt"})
+
+
+def _wrong_shape(llama: Path) -> None:
+    tensors = load_file(llama / "model.safetensors")
+    tensors["model.layers.2.self_attn.q_proj.weight"] = torch.zeros(24, 23)
+    save_file(tensors, llama / "model.safetensors", {"format": "pt"})
+
+
+def _no_tensors_at_all(llama: Path) -> None:
+    (llama / "model.safetensors").write_bytes(b"version https://example.org/pointer\n")
+
+
+def _index_of_nonsense(llama: Path) -> None:
+    (llama / "model.safetensors.index.json").write_text('{"weight_map": ["a"]}')
+
+
 def _not_finite(llama: Path) -> None:
     tensors = load_file(llama / "model.safetensors")
     tensors["model.norm.weight"][3] = float("nan")
@@ -170,6 +197,10 @@ def _not_finite(llama: Path) -> None:
         (_without_config, "it has no config.json"),
         (_cut_short, "cannot be read"),
         (_lacks_a_weight, "lacks model.layers.1.mlp.up_proj.weight"),
+        (_lacks_the_embedding, "lacks model.embed_tokens.weight"),
+        (_wrong_shape, "lacks model.layers.2.self_attn.q_proj.weight of shape (24, 24)"),
+        (_no_tensors_at_all, "cannot be read"),
+        (_index_of_nonsense, "cannot be read"),
         (_not_finite, "not finite"),
     ],
 )
