@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from swarmd.protocols.explain import Situation
 from swarmd.protocols.pipeline_statistics import Waiting
 from swarmd.protocols.reasons import Reason
+from swarmd.protocols.seat import is_first_round
 from swarmd.protocols.stall_watch import what_is_missing
 
 HICCUP_S = 1.0
@@ -67,7 +68,9 @@ def _lost_stage(peer: PeerMachine, now_s: float) -> tuple[int, int] | None:
     if since_s is None or now_s - since_s < limits.dead_after_s or not peer.has_begun:
         return None
     lost = [stage for stage in coverage.missing if not coverage.has_state(stage)]
-    return (lost[0], peer.leases.ledger.settled) if lost else None
+    settled = peer.leases.ledger.settled
+    is_of_the_seed = settled == 0 and is_first_round(coverage)
+    return (lost[0], settled) if lost and not is_of_the_seed else None
 
 
 def _seating(peer: PeerMachine) -> Reason | None:
