@@ -77,7 +77,7 @@ def wait_until_gone(session: Session, code: int, time_left: TimeLeft) -> int:
     while holder_of(session.home) is not None:
         if time.monotonic() >= deadline_s:
             raise UserError(
-                f"the daemon has drained but is not gone after {wait_s:g} s",
+                f"the daemon has drained but is not gone after {wait_s:.3g} s",
                 code="timed_out",
                 exit_code=exits.TIMED_OUT,
                 hint="`swarmd status` shows what it does",

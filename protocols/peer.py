@@ -34,7 +34,7 @@ from swarmd.protocols.paths import Paths
 from swarmd.protocols.pauses import Pauses
 from swarmd.protocols.peer_setup import PeerSetup
 from swarmd.protocols.reasons import Reason, SecondsByReason
-from swarmd.protocols.roster import RosterView
+from swarmd.protocols.roster import Liveness, RosterView
 from swarmd.protocols.situation import situation_of
 from swarmd.protocols.stage_work import StageWork
 from swarmd.protocols.standstill import Standstill
@@ -80,6 +80,8 @@ class PeerMachine:
         self.was_with_others = False
         self.missing_since_s: float | None = None
         self.alone_since_s: float | None = None
+        self.was_bid_farewell = False
+        """Whoever was there said goodbye: nothing is wrong with our network."""
         self._seen: tuple[int, frozenset[PeerId]] = (-1, frozenset())
         self._revision = -1
         self._all_done_s: float | None = None
@@ -218,6 +220,8 @@ class PeerMachine:
             self.alone_since_s = None
         elif self.alone_since_s is None:
             self.alone_since_s = now_s
+            gone = [peer.liveness for peer in view.peers if peer.peer != self.peer]
+            self.was_bid_farewell = all(liveness is Liveness.LEFT for liveness in gone)
         if not self.coverage.missing:
             self.missing_since_s = None
         elif self.missing_since_s is None:

@@ -102,7 +102,7 @@ def _warming_up(peer: PeerMachine, now_s: float) -> Reason | None:
 
 def _is_isolated(peer: PeerMachine, now_s: float) -> bool:
     """Everybody is gone, for so long that it may well be us. Before, what is missing is shown."""
-    if not peer.was_with_others or peer.alone_since_s is None:
+    if not peer.was_with_others or peer.alone_since_s is None or peer.was_bid_farewell:
         return False
     return now_s - peer.alone_since_s >= peer.membership.limits.dead_after_s
 

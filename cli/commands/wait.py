@@ -12,8 +12,8 @@ from swarmd.cli.framework import Parsed, Session, command, option
 from swarmd.errors import UserError
 
 EVERY_S = 0.2
-STARTS_S = 1.0
-"""A `join` that was begun just before takes so long until it holds its home."""
+STARTS_S = 5.0
+"""A `join` that was begun just before may take so long, on a busy machine, to hold its home."""
 
 
 @command(section="Looking")
@@ -30,8 +30,8 @@ def wait(session: Session, condition: Condition) -> int:
     COND is one of reachable, joined, synced, training, stopped, state=NAME, reason=CODE,
     reason!=CODE, round=N, step=N, peers=N, contributing=N. Numbers mean "at least".
 
-    Ends with 0 if it holds, 124 if --timeout passed first, 3 if no daemon runs, 1 if it can no
-    longer become true.
+    Ends with 0 if it holds, 124 if --timeout passed first, 3 if no daemon runs or begins to within
+    seconds, 1 if it can no longer become true.
     """
     from swarmd.local_api.client import NoDaemon
 

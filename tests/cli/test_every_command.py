@@ -79,8 +79,9 @@ def test_empty_value_is_exit_2_and_names_the_flag(name: str, flag: str) -> None:
 
 @pytest.mark.parametrize("line", NEEDS_DAEMON)
 def test_cli_01_without_a_daemon_it_is_3_and_the_home_is_untouched(
-    line: str, home: Home, tmp_path: Path
+    line: str, home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("swarmd.cli.commands.wait.STARTS_S", 0.0)
     found = swarmd(*line.split(), home=home)
     assert (found.code, found.out) == (3, "")
     assert "swarmd join" in found.err

@@ -26,9 +26,10 @@ def test_join_says_what_it_does_and_a_home_founds_only_once(tmp_path: Path) -> N
         port = taken.getsockname()[1]
         swarm.start("p0", "--observe", "--listen", f"127.0.0.1:{port}", first=True)
         swarm.wait("p0 listens", lambda: swarm.link("p0"))
+        link = "others join with: swarmd join 'swarmd://"
+        swarm.wait("it says how others join", lambda: link in said(swarm, "p0"))
         text = said(swarm, "p0")
         assert "founds the swarm" in text
-        assert "others join with: swarmd join 'swarmd://" in text
         assert f"port {port} is taken" in text
         assert "port_changed" in {item["code"] for item in swarm.status("p0")["health"]["items"]}
         assert "SWARMD_LIFELINE" not in text

@@ -153,7 +153,7 @@ def test_a_stage_without_peers_is_the_reason_and_the_end(tmp_path: Path, backgro
     assert not processes_below(tmp_path)
 
 
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
 def test_however_the_command_ends_nothing_is_left(
     how: signal.Signals, tmp_path: Path, background: Any
 ) -> None:
@@ -167,6 +167,6 @@ def test_however_the_command_ends_nothing_is_left(
     wait_for(trains, "p0 trains")
     process.send_signal(how)
     process.communicate(timeout=LIMIT_S)
-    assert process.returncode == (-9 if how == signal.SIGKILL else 130)
+    assert process.returncode == (-9 if how == signal.SIGKILL else 143)
     wait_for(lambda: not processes_below(tmp_path), "every process is gone")
     assert status_of(home) is None

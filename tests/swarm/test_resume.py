@@ -145,6 +145,7 @@ def the_disk_of_one_is_full_for_a_while(peers: Peers, number: int) -> None:
 
     wait_for(lambda: "disk_full" in complaints(), "a full disk is told")
     failed = peers.events(number, "checkpoint_failed")[-1]
+    assert failed["level"] == "warning"
     assert failed["code"] == "disk_full"
     kept = CheckpointFolder(home_at(peers.home(number)).checkpoints, peers.run_id(number))
     assert kept.find()[0], "those before are whole"
