@@ -239,7 +239,7 @@ def _counted(status: Status, width: int) -> list[str]:
     if counted.micro_batches is not None:
         rounds = counted.rounds
         over = status.progress.outer_round  # rounds are numbered from 0: so many are over
-        of_all = "" if over is None or rounds is None else f" of {max(over, rounds)}"
+        of_all = f" of {max(over, rounds)}" if over and rounds is not None else ""
         lines += row(
             "counted",
             [

@@ -161,6 +161,7 @@ def _missing_stage(facts: Situation) -> Reason:
     if peer is not None:
         text += f"; {'this peer' if peer == facts.own else f'peer {peer[-4:]}'} is taking it"
     somebody_may = peer is not None or facts.present > 1
+    needs_others = not somebody_may and facts.stage not in (None, stage)
     until_s = facts.missing_until_s
     has_deadline = somebody_may and until_s is not None and until_s > facts.now_s
     return Reason(
@@ -170,7 +171,7 @@ def _missing_stage(facts: Situation) -> Reason:
         peer=peer,
         eta_at_s=until_s if has_deadline else None,
         eta_basis="deadline" if has_deadline else "unknown",
-        hint=None if somebody_may else "nobody else is here: invite some with `swarmd run link`",
+        hint="nobody else is here: invite some with `swarmd run link`" if needs_others else None,
     )
 
 

@@ -53,11 +53,8 @@ def contributions(session: Session, file: str | None, run: str | None) -> None:
     for line in table(head, rows, right=[1, 2, 3, 4, 5]):
         session.printer.line(line)
     session.printer.line()
-    over = told.as_of_round or 0
-    have = "has" if over == 1 else "have"
-    session.printer.line(
-        f"{f.plural(over, 'round')} {have} ended; the running one counts as far as it is"
-    )
+    over = f.plural(told.as_of_round or 0, "round")
+    session.printer.line(f"after {over}, with what the running one has counted so far")
 
 
 def _contributions_of(found: LedgerFile) -> dict[str, Any]:

@@ -82,7 +82,14 @@ def test_a_stage_whose_peers_all_died_with_their_disks_goes_on_from_a_guardian(
     others = {p.name: machine_of(p).work.round for p in swarm.on(0)}
     for peer in swarm.on(lost_stage):
         swarm.cluster.crash(peer.number, keep_disk=False)
-    swarm.run_until(lambda: swarm.of("state_restored"))
+    told: set[str] = set()
+
+    def is_restored() -> bool:
+        told.update(machine_of(p).reasons.current.code for p in swarm.cluster.running())
+        return bool(swarm.of("state_restored"))
+
+    swarm.run_until(is_restored)
+    assert "run_state_lost" not in told, "a guardian has it"
     restored = swarm.of("state_restored")[0]
     assert restored["stage"] == lost_stage
     assert 0 < restored["rounds_lost"] <= GUARD_ROUNDS

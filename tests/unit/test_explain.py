@@ -73,7 +73,8 @@ def test_missing_stage_names_who_is_taking_it_and_by_when() -> None:
 
 
 def test_a_lone_peer_is_told_to_invite_others_and_promised_nobody() -> None:
-    facts = Situation(present=1, missing_stages=(2,), missing_until_s=8.0, now_s=3.0)
+    facts = Situation(present=1, missing_stages=(2,), stage=1, missing_until_s=8.0, now_s=3.0)
+    assert choose_reason(replace(facts, stage=None)).hint is None, "it may take the stage itself"
     found = choose_reason(facts)
     assert (found.code, found.eta_at_s) == ("waiting_for_stage", None)
     assert "swarmd run link" in (found.hint or "")
