@@ -18,18 +18,20 @@ SHARE_MAX = 0.95
 
 
 class Starvation:
-    """From its making on, over these daemons and their workers."""
+    """From its making on, over these daemons and their workers, also those that come later."""
 
     def __init__(self, pids: Iterable[int]) -> None:
         self._since_s = time.monotonic()
-        self._waited_s = {pid: waited_s(pid) for pid in _with_children(pids)}
+        self._pids = list(pids)
+        self._waited_s = {pid: waited_s(pid) for pid in _with_children(self._pids)}
 
     def share(self) -> float:
         """0..SHARE_MAX, of the process that had to wait longest."""
         spent_s = time.monotonic() - self._since_s
         if spent_s <= 0.0:
             return 0.0
-        waits = [waited_s(pid) - before_s for pid, before_s in self._waited_s.items()]
+        before_s = self._waited_s
+        waits = [waited_s(p) - before_s.get(p, 0.0) for p in _with_children(self._pids)]
         return min(SHARE_MAX, max([0.0, *waits]) / spent_s)
 
 

@@ -34,8 +34,8 @@ def test_what_was_never_measured_is_a_dash_and_nothing_else() -> None:
 def test_starvation_is_the_share_of_whoever_had_to_wait_longest(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    waited, now_s = {11: 5.0, 12: 1.0}, [100.0]
-    monkeypatch.setattr(starvation, "_with_children", list)
+    waited, now_s, workers = {11: 5.0, 12: 1.0, 13: 0.0}, [100.0], list[int]()
+    monkeypatch.setattr(starvation, "_with_children", lambda pids: [*pids, *workers])
     monkeypatch.setattr(starvation, "waited_s", lambda pid: waited[pid])
     monkeypatch.setattr(starvation.time, "monotonic", lambda: now_s[0])
     found = Starvation([11, 12])
@@ -43,6 +43,9 @@ def test_starvation_is_the_share_of_whoever_had_to_wait_longest(
     assert found.share() == 0.0
     waited[12] += 8.0
     assert found.share() == 0.8
+    workers.append(13)
+    waited[13] = 9.0
+    assert found.share() == 0.9, "a worker that was started later"
     waited[11] += 30.0
     assert found.share() == SHARE_MAX
 

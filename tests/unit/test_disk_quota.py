@@ -6,11 +6,15 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import trio
 
 from swarmd.checkpoints import CheckpointFolder
 from swarmd.errors import OverDiskLimit
 from swarmd.home import Home, home_at
+from swarmd.net.heap_store import HeapStore
 from swarmd.node.disk_quota import DiskQuota
+from swarmd.node.files import FileLane
+from swarmd.protocols import effects as fx
 
 RUN = "ab" * 32
 STATE_BYTES = 100_000
@@ -104,3 +108,25 @@ def test_pieces_of_a_state_are_written_up_to_the_limit(home: Home) -> None:
     quota.require(300_000, home.cache)
     free = limited(home, None)
     free.require(1 << 60, home.cache)
+
+
+async def test_what_is_over_the_limit_fails_with_its_own_code(
+    home: Home, nursery: trio.Nursery
+) -> None:
+    """Through the daemon's file lane, as the machine hears of it."""
+    told: list[fx.Event] = []
+    slots = HeapStore(1 << 20)
+    lane = FileLane(home.cache / "state", slots, nursery, told.append, limited(home, STATE_BYTES))
+    lane.checkpoints = CheckpointFolder(home.checkpoints, RUN)
+    buffer = slots.acquire(STATE_BYTES + 1)
+    assert buffer is not None
+    lane.run_nowait(fx.WriteFile(1, "piece", 0, buffer, b""))
+    aside(home)
+    (home.cache / "corpus").write_bytes(bytes(SMALL_BYTES))
+    lane.run_nowait(fx.KeepCheckpoint(2, "checkpoint.safetensors", 0, 1, 5, ()))
+    while len(told) < 2:
+        await trio.sleep(0.001)
+    failed = {event.token: event.code for event in told if isinstance(event, fx.FileFailed)}
+    assert failed == {1: "disk_limit", 2: "disk_limit"}
+    assert not (home.cache / "state" / "piece").exists()
+    slots.release(buffer)
