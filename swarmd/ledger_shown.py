@@ -13,6 +13,7 @@ from swarmd.protocols.audit import Audit
 from swarmd.protocols.ids import PeerId
 from swarmd.protocols.ledger import Ledger
 from swarmd.protocols.receipts import Witnessed, tag_of
+from swarmd.status import Contribution
 
 
 def audit_shown(found: Audit) -> records.Audit:
@@ -31,6 +32,20 @@ def audit_shown(found: Audit) -> records.Audit:
 def contributions_shown(ledger: Ledger, names: Mapping[PeerId, str]) -> records.Contributions:
     found = contributors(ledger, names)
     return records.Contributions(peers=found, as_of_round=ledger.settled)
+
+
+def contribution_shown(ledger: Ledger, peer: PeerId, counted_here: int) -> Contribution:
+    """Of one peer, as it shows it itself. counted_here: micro-batches that counted in this life,
+    of which the ledger need not say anything yet."""
+    shape = ledger.shape
+    seen = ledger.witnessed_total().get(tag_of(peer), Witnessed())
+    told = ledger.contributions().get(peer, seen)
+    return Contribution(
+        micro_batches=max(counted_here, told.micro_batches),
+        tokens=max(counted_here * shape.micro_batch_tokens, told.samples * shape.sequence_tokens),
+        rounds=seen.rounds,
+        receipts=seen.receipts,
+    )
 
 
 def contributors(ledger: Ledger, names: Mapping[PeerId, str]) -> list[records.Contributor]:

@@ -10,12 +10,12 @@ import time
 from typing import Any
 
 from swarmd.json_record import utc
+from swarmd.ledger_shown import contribution_shown
 from swarmd.net.transport import Transport
 from swarmd.node.rounds_shown import last_round, last_traffic, totals
 from swarmd.node.watchers import counted_tokens
 from swarmd.partition import flops_per_token
 from swarmd.protocols.peer import PeerMachine
-from swarmd.protocols.receipts import Witnessed, tag_of
 from swarmd.run_config import RunConfig
 from swarmd.status import (
     BoundaryTraffic,
@@ -275,19 +275,10 @@ class MachineParts:
         )
 
     def _contribution(self) -> Contribution:
-        machine = self.machine
         if self.pipeline is None:
             return Contribution()
-        shape, ledger = machine.shape, machine.leases.ledger
-        seen = ledger.witnessed_total().get(tag_of(machine.peer), Witnessed())
-        told = ledger.contributions().get(machine.peer, seen)
-        here = self.pipeline.counters.counted
-        return Contribution(
-            micro_batches=max(here, told.micro_batches),
-            tokens=max(here * shape.micro_batch_tokens, told.samples * shape.sequence_tokens),
-            rounds=seen.rounds,
-            receipts=seen.receipts,
-        )
+        machine, counted = self.machine, self.pipeline.counters.counted
+        return contribution_shown(machine.leases.ledger, machine.peer, counted)
 
 
 def _rank(machine: PeerMachine) -> int | None:

@@ -147,6 +147,9 @@ def check(swarm: Daemons, folder: Path) -> None:
         in_all = proved["samples_completed"] + proved["processed_twice"]
         sequences = sum(peer["tokens"] for peer in led_by.values()) / in_all
         assert sequences == int(sequences), "each sample that was worked on is in somebody's name"
+        if name in HEADS:
+            own = swarm.status(name)["contribution"]["micro_batches"]
+            assert own >= led_by[swarm.id(name)]["micro_batches"], "of all its lives"
         told = audit(swarm, name)
         assert told["clean"]
         assert told["processed_twice"] >= proved["processed_twice"]

@@ -10,7 +10,7 @@ from swarmd.errors import UserError
 from swarmd.home import find_home
 from swarmd.identity import Identity, load_or_create, verify
 from swarmd.ledger_file import dump_ledger, read_ledger
-from swarmd.ledger_shown import contributors
+from swarmd.ledger_shown import contribution_shown, contributors
 from swarmd.protocols.audit import audit
 from swarmd.protocols.effects import Started
 from swarmd.protocols.ids import MicroBatchId, PeerId
@@ -54,6 +54,17 @@ def test_what_is_written_proves_the_same_to_whoever_reads_it(book: LeaseBook, tm
     names = {OTHER: "other"}
     assert contributors(found.ledger, names) == contributors(book.ledger, names)
     assert contributors(found.ledger, names)[-1].tokens_witnessed == 20 * 2 * 16
+
+
+@pytest.mark.parametrize(("here", "shown"), [(3, 30), (33, 33)])
+def test_who_comes_back_shows_what_it_did_before(book: LeaseBook, here: int, shown: int):
+    """As the others show it; what it has done since may not be in the ledger yet."""
+    found = contribution_shown(book.ledger, book.own, here)
+    assert (found.micro_batches, found.tokens) == (shown, shown * 2 * 16)
+    (told,) = contributors(book.ledger, {})
+    assert told.micro_batches == 30
+    by_receipts = contribution_shown(book.ledger, OTHER, 0)
+    assert by_receipts.micro_batches == 20
 
 
 @pytest.mark.parametrize("place", range(40, 3_000, 211))
