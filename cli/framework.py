@@ -74,8 +74,7 @@ class Session:
         """One answer of the daemon. timeout_s: where `--timeout` is not given; else it holds."""
         from swarmd.local_api.client import Client, DaemonSilent
 
-        wait_s = self.options.timeout_s or timeout_s or STATUS_REPLY_S
-        client = Client(self.home, timeout_s=wait_s)
+        client = Client(self.home, timeout_s=self.options.timeout_s or timeout_s or STATUS_REPLY_S)
         try:
             found = client.ask(request, args)
         except DaemonSilent as error:
@@ -181,9 +180,8 @@ class _NotEmpty(click.Parameter):
     def type_cast_value(self, ctx: click.Context, value: Any) -> Any:
         given = value if isinstance(value, (list, tuple)) else (value,)
         if any(isinstance(item, str) and not item.strip() for item in given):
-            raise click.BadParameter(
-                "is empty; an empty value never means the default", ctx=ctx, param=self
-            )
+            text = "is empty; an empty value never means the default"
+            raise click.BadParameter(text, ctx=ctx, param=self)
         return super().type_cast_value(ctx, value)
 
 

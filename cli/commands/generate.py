@@ -47,6 +47,7 @@ def generate(
             raise
     if session.is_json:
         data = {"text": text.new, "tokens": found["tokens"], "round": model.round}
+        data["rounds"] = model.rounds_by_stage
         session.done("", data, path=model.name)
     else:
         text.add("")

@@ -26,7 +26,8 @@ from swarmd.run_config import BoundaryConfig, RunConfig
 
 
 def unusable(path: Path, why: str) -> UserError:
-    return UserError(f"{path} {why}", code="checkpoint_unusable", exit_code=1)
+    hint = "nothing is taken of what is not whole: give another copy"
+    return UserError(f"{path} {why}", code="checkpoint_unusable", exit_code=1, hint=hint)
 
 
 def read_parameters(stage: Stage, path: Path) -> Parameters:

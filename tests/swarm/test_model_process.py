@@ -48,7 +48,8 @@ def talking(tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
     [
         (signal.SIGKILL, False, -signal.SIGKILL, b""),
         (signal.SIGTERM, False, 143, b"swarmd: error: terminated (terminated)\n"),
-        (signal.SIGINT, True, 130, b"swarmd: error: interrupted (interrupted)\n"),
+        # below the ^C that a terminal shows
+        (signal.SIGINT, True, 130, b"\nswarmd: error: interrupted (interrupted)\n"),
     ],
 )
 async def test_however_the_command_ends_its_process_goes_with_it(
