@@ -71,7 +71,7 @@ class DiskQuota:
 
 
 def _text(needed: int, limit: int) -> str:
-    return f"{needed / 1e9:.2f} GB would be in use, and --disk-limit is {limit / 1e9:.2f} GB"
+    return f"{needed / 1e9:.3g} GB would be in use, and --disk-limit is {limit / 1e9:.3g} GB"
 
 
 def _sizes(folder: Path, left_out: Path) -> Iterator[int]:

@@ -271,8 +271,8 @@ class Reporter:
         used, limit = self._node.quota.used_bytes or 0, self._node.settings.disk_limit or 0
         self.health.hold(
             "disk_limit",
-            f"the last checkpoint was not kept: {used / 1e9:.2f} GB of "
-            f"{limit / 1e9:.2f} GB are in use",
+            f"the last checkpoint was not kept: {used / 1e9:.3g} GB of "
+            f"{limit / 1e9:.3g} GB are in use",
             impact="training goes on; after a crash more of it would be done again",
             fix="raise `--disk-limit`, or remove runs that are over (`swarmd paths`)",
         )
