@@ -6,6 +6,8 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
+import pytest
+
 from swarmd.protocols import effects as fx
 from swarmd.protocols.reasons import Reason
 from swarmd.sim.run import OK, SimOptions, Simulation
@@ -53,6 +55,7 @@ def test_boot_07_without_a_path_to_the_next_stage_the_reason_is_no_dialable_path
     assert simulation.result().exit_code == OK, "it goes on once there is a path"
 
 
+@pytest.mark.slow
 def test_replicas_that_have_lost_their_link_dial_again_and_mix_on() -> None:
     simulation = Simulation(
         SimOptions(peers=4, stages=2, rounds=8, seed=3, scenario="calm"), lambda text: None

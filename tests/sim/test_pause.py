@@ -68,6 +68,7 @@ def test_pause_with_an_end_resumes_by_itself() -> None:
     assert simulation.result().exit_code == OK
 
 
+@pytest.mark.slow
 def test_rule_of_the_user_pauses_with_its_own_code_until_it_no_longer_holds() -> None:
     simulation, seen = run_with_a_pause(6, "rule", code="on_battery", text="on battery")
     assert (seen["reason"].state, seen["reason"].code) == ("paused", "on_battery")

@@ -98,7 +98,9 @@ def off(ours: Tensor, theirs: Tensor) -> float:
     return float((ours.double() - theirs.double()).norm() / theirs.double().norm())
 
 
-@pytest.mark.parametrize(("kind", "stages"), [("subspace", 2), ("anchored", 4)])
+@pytest.mark.parametrize(
+    ("kind", "stages"), [("subspace", 2), pytest.param("anchored", 4, marks=pytest.mark.slow)]
+)
 async def test_s1_across_processes(
     kind: str, stages: int, nursery: trio.Nursery, tmp_path: Path
 ) -> None:

@@ -40,6 +40,7 @@ def why_unexplained(status: dict[str, Any]) -> str | None:
     return None
 
 
+@pytest.mark.slow
 def test_stages_are_manned_and_manned_again_and_who_is_told_to_stay_stays(tmp_path: Path) -> None:
     """STAG-01 with a peer to spare; a joiner says at every moment what it does and why."""
     names = ["p0", "p1", "p2", "p3"]

@@ -254,7 +254,11 @@ async def test_a_restarted_peer_is_linked_again_at_once_on_the_same_port() -> No
 
 async def test_a_hostile_peer_cannot_make_us_grow_and_others_are_served() -> None:
     """300 MiB that nobody reads, floods of streams and strangers: less than 64 MiB in all."""
-    async with child() as victim, us() as side, trio.open_nursery() as nursery:
+    async with (
+        child(silence_s=60.0) as victim,
+        us(silence_s=60.0) as side,
+        trio.open_nursery() as nursery,
+    ):
         await link(side, victim)
         await echo(side, victim, bytes(1 << 20))
         before = await figures(side, victim)
@@ -264,10 +268,9 @@ async def test_a_hostile_peer_cannot_make_us_grow_and_others_are_served() -> Non
             await say_on_control(host, victim.addresses[0], os.urandom(100_000))
         await nursery.start(strangers, victim.port, 300)
         await nursery.start(strangers, parse_address(victim.bulk[0]).port, 300)
-        begun_s = trio.current_time()
-        async with stock_host() as host:
-            await connect(host, victim.addresses[0])
-        assert trio.current_time() - begun_s < 3.0
+        with trio.fail_after(30.0):
+            async with stock_host() as host:
+                await connect(host, victim.addresses[0])
         await echo(side, victim, b"still served")
         after = await figures(side, victim)
         nursery.cancel_scope.cancel()

@@ -121,6 +121,7 @@ def test_four_peers_on_two_stages_learn_and_lose_a_replica(tmp_path: Path) -> No
     assert not processes_below(tmp_path)
 
 
+@pytest.mark.slow
 def test_a_stage_without_peers_is_the_reason_and_the_end(tmp_path: Path, background: Any) -> None:
     """The only peer of a stage is killed: its neighbours name the stage, `local` ends with 11."""
     process = background(
@@ -153,7 +154,9 @@ def test_a_stage_without_peers_is_the_reason_and_the_end(tmp_path: Path, backgro
     assert not processes_below(tmp_path)
 
 
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
+@pytest.mark.parametrize(
+    "how", [signal.SIGKILL, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)]
+)
 def test_however_the_command_ends_nothing_is_left(
     how: signal.Signals, tmp_path: Path, background: Any
 ) -> None:
