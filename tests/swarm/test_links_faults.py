@@ -282,8 +282,8 @@ async def test_a_hostile_peer_cannot_make_us_grow_and_others_are_served() -> Non
 
 async def churn(cycles: int, warm_up: int) -> None:
     """Connect, exchange, leave, with a new identity each time; then look at what is left."""
-    async with child() as other:
-        async with us() as watcher:
+    async with child(silence_s=60.0) as other:
+        async with us(silence_s=60.0) as watcher:
             await link(watcher, other)
             before: dict[str, Any] = {}
             for cycle in range(cycles):
