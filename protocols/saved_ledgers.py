@@ -10,31 +10,26 @@ living swarm tells a newcomer in its first second.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 from swarmd.protocols import effects as fx
 from swarmd.protocols.coverage import Coverage
 from swarmd.protocols.errors import ProtocolError
 from swarmd.protocols.leases import LeaseBook
-from swarmd.protocols.messages import Message
 from swarmd.protocols.messages.ledger import LedgerTotals, LedgerUpdate
+from swarmd.protocols.saved_states import SavedState
+from swarmd.protocols.state_donor import Guarded
 
 ASK_S = 3.0
 """So long others have to tell theirs."""
 
 
-@dataclass(frozen=True, slots=True)
-class SavedLedger:
-    """round: up to its beginning everything is known."""
-
-    stage: int
-    round: int
-    messages: tuple[Message, ...]
+OnDisk = SavedState | Guarded
+"""A state with its ledger: up to the beginning of its round everything is known."""
 
 
-def take_up(leases: LeaseBook, saved: SavedLedger, round_number: int) -> list[fx.Effect]:
+def take_up(leases: LeaseBook, saved: OnDisk, round_number: int) -> list[fx.Effect]:
     """What was done before `round_number`, from that ledger; an event if it is of no use."""
-    messages = [m for m in saved.messages if isinstance(m, LedgerTotals | LedgerUpdate)]
+    messages = [m for m in saved.ledger if isinstance(m, LedgerTotals | LedgerUpdate)]
     try:
         leases.restore(messages, round_number)
     except ProtocolError as error:
@@ -46,8 +41,8 @@ def take_up(leases: LeaseBook, saved: SavedLedger, round_number: int) -> list[fx
 class SavedLedgers:
     """All of ours. `review` as often as the roster changes, and every second or so."""
 
-    def __init__(self, saved: Iterable[SavedLedger], leases: LeaseBook) -> None:
-        self._saved = [one for one in saved if one.messages]
+    def __init__(self, saved: Iterable[OnDisk], leases: LeaseBook) -> None:
+        self._saved = [one for one in saved if one.ledger]
         self._leases = leases
         self._blank_since_s: float | None = None
 
@@ -71,7 +66,7 @@ class SavedLedgers:
         self._saved.clear()
         return effects
 
-    def _best_first(self, swarm_round: int) -> list[SavedLedger]:
+    def _best_first(self, swarm_round: int) -> list[OnDisk]:
         """Those that reach the swarm's round, the nearest first; then the others likewise."""
         return sorted(
             self._saved,

@@ -24,10 +24,10 @@ from swarmd.protocols.messages.state import ChunkRequest, StateRequest
 from swarmd.protocols.peer_setup import PeerSetup
 from swarmd.protocols.placement import Placement
 from swarmd.protocols.roster import RosterView
-from swarmd.protocols.saved_ledgers import SavedLedger, SavedLedgers, take_up
+from swarmd.protocols.saved_ledgers import SavedLedgers, take_up
 from swarmd.protocols.saved_states import SavedState
 from swarmd.protocols.seat import Seat
-from swarmd.protocols.state_donor import Guarded, StateDonor
+from swarmd.protocols.state_donor import StateDonor
 
 HANDOVER_S = 10.0
 """A peer that wants to go waits so long, at most, for somebody to take over what only it has."""
@@ -61,8 +61,7 @@ class StageStates:
             partial=setup.partial,
             guarded=self.guard.held,
         )
-        on_disk = [*map(_ledger_of, setup.saved), *map(_ledger_of, setup.guarded)]
-        self._ledgers = SavedLedgers(on_disk, leases)
+        self._ledgers = SavedLedgers((*setup.saved, *setup.guarded), leases)
         self.handed_to: tuple[PeerId, ...] = ()
         """Who has what only we had, when we went."""
         self._handing_since_s: float | None = None
@@ -107,8 +106,8 @@ class StageStates:
         has_state = has_begun or self._is_imported
         for effect in self.seat.review(view, coverage, linked, has_state, now_s):
             if isinstance(effect, fx.Emit) and effect.name == "state/resumes":
-                found = _ledger_of(effect.fields["saved"])
-                effects += take_up(self._leases, found, found.round)
+                saved: SavedState = effect.fields["saved"]
+                effects += take_up(self._leases, saved, saved.round)
             else:
                 effects.append(effect)
         effects += self._ledgers.review(coverage, now_s)
@@ -149,7 +148,3 @@ class StageStates:
 
 def release(event: fx.Arrived) -> list[fx.Effect]:
     return [] if event.payload is None else [fx.Release(event.payload)]
-
-
-def _ledger_of(found: SavedState | Guarded) -> SavedLedger:
-    return SavedLedger(found.stage, found.round, found.ledger)
