@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from swarmd.cli import exits
 from swarmd.cli import format as f
 from swarmd.cli.framework import Session
+from swarmd.cli.time_limit import TimeLimit
 from swarmd.errors import UserError
 from swarmd.named_limits import WAN
 
@@ -28,14 +29,14 @@ class TimeLeft:
     """Of `--timeout`, which is for all that a command does together."""
 
     def __init__(self, session: Session) -> None:
-        timeout_s = session.options.timeout_s
         self._options = session.options
-        self._until_s = None if timeout_s is None else time.monotonic() + timeout_s
+        self._limit = TimeLimit(session.options.timeout_s, session.printer.say)
 
     def seconds(self) -> float | None:
         """None: as long as it takes. From here on `--timeout` is what is left of it."""
-        if self._until_s is not None:
-            self._options.timeout_s = max(LEFT_S_MIN, self._until_s - time.monotonic())
+        left_s = self._limit.left_s()
+        if left_s is not None:
+            self._options.timeout_s = max(LEFT_S_MIN, left_s)
         return self._options.timeout_s
 
 

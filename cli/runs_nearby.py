@@ -27,14 +27,13 @@ def tell_runs_nearby(session: Session, config: PeerConfig, missing: UserError) -
 
 def links_nearby(listen_host: str) -> dict[str, int]:
     """Run link to number of peers seen. What is no link, whoever sent it, is left out."""
-    import trio
-
+    from swarmd.cli.trio_work import run_trio
     from swarmd.net.lan_discovery import runs_nearby
     from swarmd.run_link import parse_run_link
     from swarmd.units import BadValue
 
     try:
-        seen = trio.run(runs_nearby, listen_host, LOOK_S)
+        seen = run_trio(runs_nearby, listen_host, LOOK_S)
     except OSError:  # no multicast here: nothing can be seen
         return {}
     links = {}

@@ -19,17 +19,22 @@ _T = TypeVar("_T")
 
 
 def run_trio(work: Callable[..., Awaitable[_T]], *args: Any) -> _T:
-    """As trio.run. Raises exits.Terminated after a SIGTERM."""
+    """As trio.run: what `work` raises comes as it is. Raises exits.Terminated after a SIGTERM."""
+    found: list[_T] = []
+    failed: list[Exception] = []
 
-    async def main() -> list[_T]:
-        found: list[_T] = []
+    async def main() -> None:
         async with trio.open_nursery() as nursery:
             await nursery.start(_cancel_at_sigterm, nursery.cancel_scope)
-            found.append(await work(*args))
+            try:
+                found.append(await work(*args))
+            except Exception as error:  # the nursery would put it into a group
+                failed.append(error)
             nursery.cancel_scope.cancel()
-        return found
 
-    found = trio.run(main)
+    trio.run(main)
+    if failed:
+        raise failed[0]
     if not found:
         raise exits.Terminated
     return found[0]

@@ -92,9 +92,8 @@ def _of_daemon(session: Session) -> Verdict:
 def _without_daemon(
     session: Session, run: str | None, peers: tuple[PeerAddress, ...], *, dry_step: bool
 ) -> Netcheck:
-    import trio
-
     from swarmd.cli.doctor import fit
+    from swarmd.cli.trio_work import run_trio
     from swarmd.node.netcheck import check_network
     from swarmd.peer_config import effective_config
     from swarmd.result_records import Verdict
@@ -109,7 +108,7 @@ def _without_daemon(
         entries = source.entries if known is None else source.all_entries(session.home, known)
         description = _described(source)
     within_s = session.options.timeout_s or WITHIN_S
-    found = trio.run(check_network, config, by_peer(entries), within_s)
+    found = run_trio(check_network, config, by_peer(entries), within_s)
     if description is None:
         text = NO_RUN if source is None else NO_DESCRIPTION
         return replace(found, verdict=Verdict(text=text))
