@@ -25,7 +25,6 @@ from swarmd.protocols import effects as fx
 from swarmd.protocols import membership_limits
 from swarmd.protocols.membership import Membership
 from swarmd.protocols.membership_limits import MembershipLimits
-from swarmd.protocols.messages.gossip import PeerRecord
 from swarmd.protocols.roster import Entry
 from swarmd.sim.clock import World
 from swarmd.sim.cluster import Cluster
@@ -52,18 +51,9 @@ class Talker:
         self._spec = spec
         self._limits = limits
         self._peers = peers
-        own = PeerRecord(
-            peer=spec.peer,
-            incarnation=spec.incarnation,
-            version=0,
-            run_id=spec.shape.run_id,
-            name=spec.name,
-            phase="active",
-            stage=int(spec.name[1:]) % STAGES,
-            addresses=spec.addresses,
-            tokens_per_s=1_000.0,
+        self.membership = spec.membership_of(
+            limits, phase="active", stage=int(spec.name[1:]) % STAGES, tokens_per_s=1_000.0
         )
-        self.membership = Membership(own, limits, spec.sign, spec.verify, spec.rng)
 
     def handle(self, event: fx.Event, now_s: float) -> list[fx.Effect]:
         if isinstance(event, fx.TimerFired) and event.name == PROGRESS:

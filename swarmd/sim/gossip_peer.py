@@ -9,9 +9,7 @@ from __future__ import annotations
 
 from swarmd.protocols import effects as fx
 from swarmd.protocols.assignment import AssignmentLimits, equal_needs
-from swarmd.protocols.membership import Membership
 from swarmd.protocols.membership_limits import MembershipLimits
-from swarmd.protocols.messages.gossip import PeerRecord
 from swarmd.protocols.placement import Placement
 from swarmd.sim.sim_peer import Factory, PeerSpec
 
@@ -36,19 +34,13 @@ class GossipPeer:
     ) -> None:
         self._spec = spec
         self.stages = spec.shape.stages
-        own = PeerRecord(
-            peer=spec.peer,
-            incarnation=spec.incarnation,
-            version=0,
-            run_id=spec.shape.run_id,
-            name=spec.name,
+        self.membership = spec.membership_of(
+            limits,
             phase="joining",
             stage=spec.disk.get("stage"),
-            addresses=spec.addresses,
             tokens_per_s=TOKENS_PER_S,
             recent_starts=spec.recent_starts,
         )
-        self.membership = Membership(own, limits, spec.sign, spec.verify, spec.rng)
         self.placement = Placement(spec.peer, equal_needs(self.stages), spec.shape.seed, placing)
         self._round_s = round_s
         self.moves = 0

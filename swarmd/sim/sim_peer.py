@@ -17,6 +17,8 @@ from typing import Any, Protocol
 from swarmd.protocols import effects as fx
 from swarmd.protocols.ids import PeerId
 from swarmd.protocols.membership import Membership
+from swarmd.protocols.membership_limits import MembershipLimits
+from swarmd.protocols.messages.gossip import PeerRecord
 from swarmd.protocols.run_shape import RunShape
 from swarmd.sim.clock import Action
 from swarmd.sim.fake_compute import FakeCompute
@@ -53,6 +55,19 @@ class PeerSpec:
     """On the peer's own clock."""
     speed: Callable[[], float]
     """Of its worker, of the usual: for machines that only pretend to compute."""
+
+    def membership_of(self, limits: MembershipLimits, **told: Any) -> Membership:
+        """told: what else its first record says."""
+        own = PeerRecord(
+            peer=self.peer,
+            incarnation=self.incarnation,
+            version=0,
+            run_id=self.shape.run_id,
+            name=self.name,
+            addresses=self.addresses,
+            **told,
+        )
+        return Membership(own, limits, self.sign, self.verify, self.rng)
 
 
 Factory = Callable[[PeerSpec], SimMachine]

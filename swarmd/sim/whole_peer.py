@@ -8,9 +8,7 @@ from swarmd.protocols import lease_limits
 from swarmd.protocols.assignment import AssignmentLimits, equal_needs
 from swarmd.protocols.guard import GuardRules
 from swarmd.protocols.leases import LeaseBook
-from swarmd.protocols.membership import Membership
 from swarmd.protocols.membership_limits import MembershipLimits
-from swarmd.protocols.messages.gossip import PeerRecord
 from swarmd.protocols.peer import PeerMachine
 from swarmd.protocols.peer_setup import PeerSetup
 from swarmd.protocols.pipeline_shape import PipelineLimits
@@ -31,17 +29,7 @@ def whole_factory(
     """`stage_of` says which stage a peer asks for; None: as the swarm decides."""
 
     def make(spec: PeerSpec) -> PeerMachine:
-        own = PeerRecord(
-            peer=spec.peer,
-            incarnation=spec.incarnation,
-            version=0,
-            run_id=spec.shape.run_id,
-            name=spec.name,
-            phase="joining",
-            addresses=spec.addresses,
-            recent_starts=spec.recent_starts,
-        )
-        membership = Membership(own, limits, spec.sign, spec.verify, spec.rng)
+        membership = spec.membership_of(limits, phase="joining", recent_starts=spec.recent_starts)
         leases = LeaseBook(
             spec.peer,
             spec.incarnation,
