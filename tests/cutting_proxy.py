@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
-import trio
+from tcp_proxy import tcp_proxy
 from transport_contract import Side
 
 from swarmd.net.addresses import parse_address
@@ -24,30 +24,12 @@ async def cutting_proxy(side: Side, after_bytes: int) -> AsyncIterator[Cut]:
     real = parse_address(side.transport.bulk_addresses()[0])
     cut = Cut("")
 
-    async def forward(source: trio.SocketStream, sink: trio.SocketStream, to_side: bool) -> None:
-        passed = 0
-        try:
-            while data := await source.receive_some(4096):
-                passed += len(data)
-                if to_side and not cut.count and passed > after_bytes:
-                    cut.count += 1
-                    break
-                await sink.send_all(data)
-        except (trio.BrokenResourceError, trio.ClosedResourceError):
-            pass
-        source.socket.close()
-        sink.socket.close()
+    def cut_once(data: bytearray, passed: int) -> bool:
+        if cut.count or passed <= after_bytes:
+            return True
+        cut.count += 1
+        return False
 
-    async def serve(near: trio.SocketStream) -> None:
-        far = await trio.open_tcp_stream(real.host, real.port)
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(forward, near, far, True)
-            nursery.start_soon(forward, far, near, False)
-
-    async with trio.open_nursery() as nursery:
-        listeners = await nursery.start(
-            lambda task_status: trio.serve_tcp(serve, 0, host=real.host, task_status=task_status)
-        )
-        cut.address = f"/ip4/{real.host}/tcp/{listeners[0].socket.getsockname()[1]}"
+    async with tcp_proxy(real.host, real.port, lets_in=cut_once) as port:
+        cut.address = f"/ip4/{real.host}/tcp/{port}"
         yield cut
-        nursery.cancel_scope.cancel()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -17,6 +16,7 @@ from typing import Any
 import psutil
 import pytest
 from daemons import answer_of
+from free_ports import free_ports
 
 from swarmd.checkpoints import CheckpointFolder
 from swarmd.errors import SwarmdError
@@ -94,21 +94,6 @@ class Peers:
         path = home_at(self.home(number)).events_file
         lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
         return [event for event in map(json.loads, lines) if event["event"] == name]
-
-
-def free_ports(count: int) -> list[int]:
-    """Each with the next one free, where tensors go."""
-    found: list[int] = []
-    while len(found) < count:
-        with socket.socket() as first, socket.socket() as second:
-            first.bind(("127.0.0.1", 0))
-            port = first.getsockname()[1]
-            try:
-                second.bind(("127.0.0.1", port + 1))
-            except (OSError, OverflowError):
-                continue
-            found.append(port)
-    return found
 
 
 def wait_for(condition: Callable[[], Any], what: str) -> Any:

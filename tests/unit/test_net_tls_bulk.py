@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import pytest
 import trio
+from tcp_proxy import tcp_proxy
 from transport_contract import Pair, Side, loopback_pair, pattern, running_pair
 
 from swarmd.net import tls_bulk
@@ -412,38 +413,19 @@ async def spoiling_proxy(
     done: list[int] = []
     real = parse_address(side.transport.bulk_addresses()[0]).port
 
-    async def forward(source: trio.SocketStream, sink: trio.SocketStream, once: bool) -> None:
-        passed = 0
-        try:
-            while data := bytearray(await source.receive_some(4096)):
-                passed += len(data)
-                if once and not done and passed > spoil_at:
-                    data[0] ^= 1
-                    done.append(passed)
-                if once and not done and passed > close_at:
-                    done.append(passed)
-                    break
-                await sink.send_all(data)
-        except (trio.BrokenResourceError, trio.ClosedResourceError):
-            pass
-        source.socket.close()
-        sink.socket.close()
+    def spoil(data: bytearray, passed: int) -> bool:
+        if done or passed <= min(spoil_at, close_at):
+            return True
+        done.append(passed)
+        data[0] ^= passed > spoil_at
+        return passed <= close_at
 
-    async def serve(near: trio.SocketStream) -> None:
-        far = await trio.open_tcp_stream("127.0.0.1", real)
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(forward, near, far, True)
-            nursery.start_soon(forward, far, near, False)
-
-    async with trio.open_nursery() as nursery:
-        listeners = await nursery.start(trio.serve_tcp, serve, 0)
-        port = listeners[0].socket.getsockname()[1]
+    async with tcp_proxy("127.0.0.1", real, lets_in=spoil) as port:
         underlay = side.transport._underlay
         before = underlay._bulk_announced  # type: ignore[attr-defined]
         underlay._bulk_announced = [parse_address(f"/ip4/127.0.0.1/tcp/{port}")]  # type: ignore[attr-defined]
         yield done
         underlay._bulk_announced = before  # type: ignore[attr-defined]
-        nursery.cancel_scope.cancel()
 
 
 def _use_bulk_address(a: Side, b: Side) -> None:

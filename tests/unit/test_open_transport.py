@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import socket
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from hashlib import blake2b
 
 import pytest
 import trio
+from free_ports import free_ports
+from tcp_proxy import tcp_proxy
 from transport_contract import Pair, running_pair
 
 from swarmd.net.heap_store import HeapStore
@@ -87,48 +88,6 @@ async def test_without_settings_links_are_as_fast_as_they_are() -> None:
         assert await goodput_bytes_per_s(pair, [300_000, 3_000_000, 3_000_000]) > 3e6
 
 
-def two_free_ports() -> int:
-    """The first of two that follow on each other."""
-    while True:
-        with socket.socket() as first, socket.socket() as second:
-            first.bind(("127.0.0.1", 0))
-            port = int(first.getsockname()[1])
-            try:
-                second.bind(("127.0.0.1", port + 1))
-            except (OSError, OverflowError):
-                continue
-            return port
-
-
-@asynccontextmanager
-async def forwarded(port: int, to: int) -> AsyncIterator[None]:
-    """As a router does: connections to `port` go on to `to`."""
-
-    async def pass_on(source: trio.SocketStream, sink: trio.SocketStream) -> None:
-        try:
-            while data := await source.receive_some(1 << 16):
-                await sink.send_all(data)
-        except (trio.BrokenResourceError, trio.ClosedResourceError):
-            pass
-        source.socket.close()
-        sink.socket.close()
-
-    async def serve(near: trio.SocketStream) -> None:
-        far = await trio.open_tcp_stream("127.0.0.1", to)
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(pass_on, near, far)
-            nursery.start_soon(pass_on, far, near)
-
-    async with trio.open_nursery() as nursery:
-        await nursery.start(
-            lambda task_status: trio.serve_tcp(
-                serve, port, host="127.0.0.1", task_status=task_status
-            )
-        )
-        yield
-        nursery.cancel_scope.cancel()
-
-
 @pytest.mark.parametrize(("count", "carrier"), [(2, "tls"), (1, "stream")])
 async def test_announced_addresses_stand_for_both_ports_and_one_that_is_forwarded_will_do(
     count: int, carrier: str
@@ -137,13 +96,15 @@ async def test_announced_addresses_stand_for_both_ports_and_one_that_is_forwarde
 
     The other side cannot be reached at all: one direction would be enough.
     """
-    inside, outside, nowhere = two_free_ports(), two_free_ports(), two_free_ports()
+    inside, outside, nowhere = free_ports(3)
     ours = PeerConfig(name="a", listen=LOOPBACK, announce=(f"/ip4/127.0.0.1/tcp/{nowhere}",))
     announce = (f"/ip4/127.0.0.1/tcp/{outside}",)
     theirs = PeerConfig(name="b", listen=HostPort("127.0.0.1", inside), announce=announce)
     async with AsyncExitStack() as router:
         for place in range(count):
-            await router.enter_async_context(forwarded(outside + place, inside + place))
+            await router.enter_async_context(
+                tcp_proxy("127.0.0.1", inside + place, port=outside + place)
+            )
         async with peers_with(ours, theirs) as pair:
             (told,) = pair.b.transport.addresses()
             assert told.startswith(announce[0])
