@@ -60,6 +60,19 @@ class Coverage:
         return digest.hexdigest()
 
 
+@dataclass(frozen=True, slots=True)
+class SwarmView:
+    """What a peer sees at one moment, for whatever is decided about its stage and the states.
+
+    linked: whom we may talk to. has_begun: somebody has trained.
+    """
+
+    roster: RosterView
+    coverage: Coverage
+    linked: frozenset[PeerId]
+    has_begun: bool
+
+
 def coverage_of(view: RosterView, stages: int) -> Coverage:
     """Raises nothing: a record that names a stage outside the run is an observer's."""
     active: list[list[PeerView]] = [[] for _ in range(stages)]

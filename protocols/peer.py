@@ -17,7 +17,7 @@ import random
 from collections import Counter
 
 from swarmd.protocols import effects as fx
-from swarmd.protocols.coverage import Coverage, coverage_of
+from swarmd.protocols.coverage import Coverage, SwarmView, coverage_of
 from swarmd.protocols.ending import GOODBYE_S, Ending
 from swarmd.protocols.errors import RemoteProtocolError
 from swarmd.protocols.explain import choose_reason
@@ -230,8 +230,14 @@ class PeerMachine:
         self.leases.set_heads(self.coverage.heads, now_s)
         self.leases.set_recipients(told, present=len(others))
         self.membership.want_links(self.work.states.wants_links(self.coverage))
-        effects = self.work.review(view, self.coverage, linked, self.has_begun, now_s)
+        effects = self._review_work(view, linked, now_s)
         return effects + self._locate(view)
+
+    def _review_work(
+        self, view: RosterView, linked: frozenset[PeerId], now_s: float
+    ) -> list[fx.Effect]:
+        swarm = SwarmView(view, self.coverage, linked, self.has_begun)
+        return self.work.review(swarm, now_s)
 
     def _look_who_covers(self, view: RosterView) -> None:
         if view.revision != self._revision:
@@ -252,7 +258,7 @@ class PeerMachine:
         view, linked = self.membership.view(now_s), frozenset(self.greeting.greeted)
         self._look_who_covers(view)
         effects = self.greeting.review(now_s)
-        effects += self.work.review(view, self.coverage, linked, self.has_begun, now_s)
+        effects += self._review_work(view, linked, now_s)
         self.membership.want_links(self.work.states.wants_links(self.coverage))
         if self.pauses.is_over(now_s):
             effects += self.set_draining(self.takes_no_work, now_s)
@@ -320,7 +326,7 @@ class PeerMachine:
     def set_draining(self, on: bool, now_s: float) -> list[fx.Effect]:
         effects = self.work.set_draining(on, now_s)
         view, linked = self.membership.view(now_s), frozenset(self.greeting.greeted)
-        effects += self.work.review(view, self.coverage, linked, self.has_begun, now_s)
+        effects += self._review_work(view, linked, now_s)
         phase = "draining" if on else "active" if self.work.is_held else "joining"
         return [*effects, *self.membership.update_own(now_s, phase=phase)]
 

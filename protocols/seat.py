@@ -18,13 +18,12 @@ from collections.abc import Callable, Mapping, Sequence
 
 from swarmd.protocols import effects as fx
 from swarmd.protocols.checkpoint_keeper import Kept
-from swarmd.protocols.coverage import Coverage
+from swarmd.protocols.coverage import Coverage, SwarmView
 from swarmd.protocols.ids import PeerId
 from swarmd.protocols.load_pace import LoadPace
 from swarmd.protocols.messages import Message
 from swarmd.protocols.placement import Placement
 from swarmd.protocols.reasons import Reason
-from swarmd.protocols.roster import RosterView
 from swarmd.protocols.saved_states import Resuming, SavedState, name_of_fetched
 from swarmd.protocols.set_aside import Aside
 from swarmd.protocols.state_donor import Guarded
@@ -100,51 +99,37 @@ class Seat:
 
     # ------------------------------------------------------------------------------------- review
 
-    def review(
-        self,
-        view: RosterView,
-        coverage: Coverage,
-        linked: frozenset[PeerId],
-        has_begun: bool,
-        now_s: float,
-    ) -> list[fx.Effect]:
+    def review(self, swarm: SwarmView, now_s: float) -> list[fx.Effect]:
         """Call it when the view has changed, and every second or so."""
-        self._may_choose = self._may_choose or len(view.present()) > 1
+        self._may_choose = self._may_choose or len(swarm.roster.present()) > 1
         if self._is_observer or not self._may_choose or self.is_away:
             return []
-        effects = self._review(view, coverage, linked, has_begun, now_s)
+        effects = self._review(swarm, now_s)
         if not self._has_claimed and isinstance(self._fields.get("stage"), int):
             self._has_claimed = True
             effects.append(fx.Emit("stage_claimed"))
         return effects
 
-    def _review(
-        self,
-        view: RosterView,
-        coverage: Coverage,
-        linked: frozenset[PeerId],
-        has_begun: bool,
-        now_s: float,
-    ) -> list[fx.Effect]:
+    def _review(self, swarm: SwarmView, now_s: float) -> list[fx.Effect]:
         if self.resuming is not None:
-            effects = self._resume(view, coverage, now_s)
+            effects = self._resume(swarm, now_s)
             if self.resuming is not None or effects:
                 return effects
         if self._wanted is not None:
-            return self._review_wanted(coverage, linked, has_begun, now_s)
-        change = self.placement.review(view, now_s)
+            return self._review_wanted(swarm, now_s)
+        change = self.placement.review(swarm.roster, now_s)
         self._fields |= change.fields
         if change.fields:
             self.why = change.why
-        own = view.get(self._own)
+        own = swarm.roster.get(self._own)
         assert own is not None, "we are not in our own roster"
         phase = change.fields.get("phase", own.record.phase)
         stage = change.fields.get("stage", own.record.stage)
         if phase == "syncing" and isinstance(stage, int):
-            return self._towards(stage, coverage, linked, has_begun, now_s)
+            return self._towards(stage, swarm, now_s)
         return []
 
-    def _resume(self, view: RosterView, coverage: Coverage, now_s: float) -> list[fx.Effect]:
+    def _resume(self, swarm: SwarmView, now_s: float) -> list[fx.Effect]:
         """Go on with what is on disk, or find that it is of no use."""
         resuming = self.resuming
         assert resuming is not None
@@ -155,7 +140,7 @@ class Seat:
             return []  # not before the others can know
         if self.phase != "choosing":
             return []
-        found = resuming.review(view, coverage, now_s)
+        found = resuming.review(swarm.roster, swarm.coverage, now_s)
         self.why = found.why
         if found.is_over:
             self.resuming = None
@@ -166,37 +151,28 @@ class Seat:
         told = [fx.Emit("state/resumes", {"saved": found.load})] if found.is_alone else []
         return [*told, *self._load(found.load.name, now_s)]
 
-    def _review_wanted(
-        self, coverage: Coverage, linked: frozenset[PeerId], has_begun: bool, now_s: float
-    ) -> list[fx.Effect]:
+    def _review_wanted(self, swarm: SwarmView, now_s: float) -> list[fx.Effect]:
         assert self._wanted is not None
         if self.phase == "none":
             self._fields |= {"stage": self._wanted, "phase": "syncing", "pinned": True}
-        return self._towards(self._wanted, coverage, linked, has_begun, now_s)
+        return self._towards(self._wanted, swarm, now_s)
 
-    def _towards(
-        self,
-        stage: int,
-        coverage: Coverage,
-        linked: frozenset[PeerId],
-        has_begun: bool,
-        now_s: float,
-    ) -> list[fx.Effect]:
+    def _towards(self, stage: int, swarm: SwarmView, now_s: float) -> list[fx.Effect]:
         """Go on with getting hold of `stage`."""
         effects: list[fx.Effect] = []
         if stage != self.stage:
             self.changes += self.stage is not None
             effects = self._forget_fetch()
             self.stage, self.phase, self.checkpoint = stage, "choosing", None
-        self._has_holders = bool(coverage.active[stage])
+        self._has_holders = bool(swarm.coverage.active[stage])
         if self.phase not in ("choosing", "fetching"):
             return effects
-        if self.phase == "choosing" and not has_begun:
+        if self.phase == "choosing" and not swarm.has_begun:
             return [*effects, *self._load(None, now_s)]
         if not self._has_holders:
-            return [*effects, *self._without_holders(stage, coverage, linked, now_s)]
+            return [*effects, *self._without_holders(stage, swarm, now_s)]
         self._no_donor_since_s = None
-        donors = [v.peer for v in coverage.active[stage] if v.peer in linked]
+        donors = [v.peer for v in swarm.coverage.active[stage] if v.peer in swarm.linked]
         return [*effects, *self._fetch_from(stage, donors, now_s)]
 
     def _fetch_from(self, stage: int, donors: Sequence[PeerId], now_s: float) -> list[fx.Effect]:
@@ -208,11 +184,10 @@ class Seat:
         self.fetch = StateFetch(stage, self._own, self._next_token, partial_round=left)
         return [*self.fetch.set_donors(donors, now_s), *self.fetch.start(now_s)]
 
-    def _without_holders(
-        self, stage: int, coverage: Coverage, linked: frozenset[PeerId], now_s: float
-    ) -> list[fx.Effect]:
+    def _without_holders(self, stage: int, swarm: SwarmView, now_s: float) -> list[fx.Effect]:
         """Nobody trains the stage: what we wrote down ourselves; what somebody who is leaving has;
         what guardians have, unless somebody comes back with more. Else wait."""
+        coverage, linked = swarm.coverage, swarm.linked
         if self._no_donor_since_s is None:
             self._no_donor_since_s = now_s
         own = self._on_own_disk(stage)

@@ -12,18 +12,18 @@ wants to go has nothing any more that would be lost with it.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from swarmd.protocols import effects as fx
 from swarmd.protocols.checkpoint_keeper import CheckpointKeeper
-from swarmd.protocols.coverage import Coverage
+from swarmd.protocols.coverage import Coverage, SwarmView
 from swarmd.protocols.guard import Guard, guardians_of
 from swarmd.protocols.ids import PeerId
 from swarmd.protocols.leases import LeaseBook
 from swarmd.protocols.messages.state import ChunkRequest, StateRequest
 from swarmd.protocols.peer_setup import PeerSetup
 from swarmd.protocols.placement import Placement
-from swarmd.protocols.roster import RosterView
 from swarmd.protocols.saved_ledgers import SavedLedgers, take_up
 from swarmd.protocols.saved_states import SavedState
 from swarmd.protocols.seat import Seat
@@ -94,17 +94,12 @@ class StageStates:
         effects = self.donor.handle(event, now_s)
         return [*effects, *self.seat.handle(event, now_s), *self.guard.handle(event, now_s)]
 
-    def review(
-        self,
-        view: RosterView,
-        coverage: Coverage,
-        linked: frozenset[PeerId],
-        has_begun: bool,
-        now_s: float,
-    ) -> list[fx.Effect]:
+    def review(self, swarm: SwarmView, now_s: float) -> list[fx.Effect]:
         effects: list[fx.Effect] = []
-        has_state = has_begun or self._is_imported
-        for effect in self.seat.review(view, coverage, linked, has_state, now_s):
+        if self._is_imported:
+            swarm = replace(swarm, has_begun=True)  # there is a state to begin with
+        coverage = swarm.coverage
+        for effect in self.seat.review(swarm, now_s):
             if isinstance(effect, fx.Emit) and effect.name == "state/resumes":
                 saved: SavedState = effect.fields["saved"]
                 effects += take_up(self._leases, saved, saved.round)
@@ -113,7 +108,7 @@ class StageStates:
         effects += self._ledgers.review(coverage, now_s)
         if self.seat.phase != "held" and not self.guard.collecting:
             return [*effects, *self.guard.drop()]  # first our own
-        return [*effects, *self.guard.review(coverage, self.seat.stage, linked, now_s)]
+        return [*effects, *self.guard.review(coverage, self.seat.stage, swarm.linked, now_s)]
 
     def collect(self) -> None:
         """Have a snapshot of every stage but our own, which is written down anyway."""

@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from swarmd.protocols import effects as fx
-from swarmd.protocols.coverage import Coverage
+from swarmd.protocols.coverage import Coverage, SwarmView
 from swarmd.protocols.errors import LocalProtocolError
 from swarmd.protocols.ids import MicroBatchId, PeerId
 from swarmd.protocols.leases import LeaseBook
@@ -28,7 +28,6 @@ from swarmd.protocols.peer_setup import PeerSetup
 from swarmd.protocols.pipeline import Pipeline
 from swarmd.protocols.pipeline_shape import PipelineShape
 from swarmd.protocols.reasons import Reason, worker_lost
-from swarmd.protocols.roster import RosterView
 from swarmd.protocols.round_work import RoundWork
 from swarmd.protocols.routing import Candidate, Router
 from swarmd.protocols.set_aside import SetAside
@@ -297,17 +296,10 @@ class StageWork:
 
     # ------------------------------------------------------------------------------------- roster
 
-    def review(
-        self,
-        view: RosterView,
-        coverage: Coverage,
-        linked: frozenset[PeerId],
-        has_begun: bool,
-        now_s: float,
-    ) -> list[fx.Effect]:
+    def review(self, swarm: SwarmView, now_s: float) -> list[fx.Effect]:
         """The roster or the links have changed, or time has passed."""
         before = self.stage
-        effects = self.states.review(view, coverage, linked, has_begun, now_s)
+        effects = self.states.review(swarm, now_s)
         if self.stage != before and self.pipeline is not None:
             effects += self.pipeline.drain(True, now_s)
             self.pipeline = None
@@ -315,9 +307,9 @@ class StageWork:
             if self.rounds is not None:
                 effects += self.rounds.keeper.stop(now_s)
                 self.rounds = None
-        effects += self._set_candidates(coverage, linked, now_s)
+        effects += self._set_candidates(swarm.coverage, swarm.linked, now_s)
         if self.rounds is not None and self.stage is not None:
-            effects += self.rounds.set_replicas(coverage.active[self.stage], now_s)
+            effects += self.rounds.set_replicas(swarm.coverage.active[self.stage], now_s)
         return self._wire(effects, now_s)
 
     def _set_candidates(
