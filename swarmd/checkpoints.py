@@ -166,7 +166,7 @@ class CheckpointFolder:
 
     def drop_oldest(self, stage: int) -> bool:
         """False: there is but one that can be used, and it stays."""
-        names = [name for name in self._names(stage) if name not in self._unusable]
+        names = self._usable_names(stage)
         if len(names) < 2:
             return False
         self._remove(names[0])
@@ -174,15 +174,19 @@ class CheckpointFolder:
 
     def bytes_of(self, stage: int) -> int:
         """What all that can be used of the stage take."""
-        names = [name for name in self._names(stage) if name not in self._unusable]
+        names = self._usable_names(stage)
         files = [file for name in names for file in (self.path / name).iterdir()]
         return sum(file.stat().st_size for file in files)
 
     def _rotate(self, stage: int) -> None:
         """The oldest of the stage go, so that `kept` usable ones stay."""
-        names = [name for name in self._names(stage) if name not in self._unusable]
+        names = self._usable_names(stage)
         for name in names[: -self._kept]:
             self._remove(name)
+
+    def _usable_names(self, stage: int) -> list[str]:
+        """The oldest first."""
+        return [name for name in self._names(stage) if name not in self._unusable]
 
     def _remove(self, name: str) -> None:
         """Half a checkpoint never goes by a checkpoint's name."""

@@ -25,7 +25,7 @@ from typing import Any
 
 import pytest
 
-from swarmd.cli.local_swarm.processes import LIFELINE_VARIABLE
+from swarmd.daemon_spawn import LIFELINE_VARIABLE
 from swarmd.errors import SwarmdError
 from swarmd.home import home_at
 from swarmd.local_api.client import Client

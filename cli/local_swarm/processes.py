@@ -1,7 +1,6 @@
 """The peers of a local swarm as processes: started, told, stopped, and never left behind.
 
-Each peer is `swarmd join` with a home of its own. It holds the read end of a pipe whose only write
-end is ours (SWARMD_LIFELINE): when we are gone, however we went, it reads the end and stops.
+Each peer is `swarmd join` with a home of its own, on a lifeline of ours (daemon_spawn.py).
 """
 
 from __future__ import annotations
@@ -9,13 +8,11 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-LIFELINE_VARIABLE = "SWARMD_LIFELINE"
-"""Number of the inherited descriptor whose end tells a peer to stop at once."""
+from swarmd.daemon_spawn import spawn_daemon
 
 
 @dataclass(slots=True)
@@ -74,22 +71,9 @@ class Processes:
     def start(self, peer: PeerProcess, run: Sequence[str]) -> None:
         """Run `swarmd join` for this peer. `run`: the run file or link, and flags like --first."""
         peer.home.mkdir(mode=0o700, parents=True, exist_ok=True)
-        command = [
-            *(sys.executable, "-m", "swarmd", "--home", str(peer.home)),
-            *("join", *run, *peer.arguments, "--no-input"),
-        ]
-        environment = dict(os.environ)
-        environment[LIFELINE_VARIABLE] = str(self._lifeline_read)
-        with peer.log.open("ab") as log:
-            peer.process = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                env=environment,
-                pass_fds=(self._lifeline_read,),
-                start_new_session=True,  # a terminal's Ctrl-C is for us; we pass it on once
-            )
+        words = ["--home", str(peer.home), "join", *run, *peer.arguments]
+        lifeline = self._lifeline_read
+        peer.process = spawn_daemon(words, os.environ, lifeline=lifeline, output=peer.log)
         peer.exit_code, peer.planned_exit = None, False
         peer.starts += 1
 

@@ -11,7 +11,6 @@ import logging
 import os
 import signal
 import subprocess
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
@@ -21,11 +20,11 @@ from typing import TYPE_CHECKING, Any
 
 import trio
 
+from swarmd.daemon_spawn import spawn_daemon
 from swarmd.device_shares import settings_file
 from swarmd.errors import SwarmdError
 from swarmd.home import Home, home_at
 from swarmd.local_api.client import Client
-from swarmd.node.stopping import LIFELINE_VARIABLE
 from swarmd.peer_config import OTHER_VARIABLES, PREFIX, PeerConfig
 from swarmd.run_link import parse_peer_address
 from swarmd.status import Slot
@@ -153,19 +152,9 @@ class Companions:
             for name, value in os.environ.items()
             if not name.startswith(PREFIX) or name in OTHER_VARIABLES
         }
-        environment |= {LIFELINE_VARIABLE: str(lifeline), "SWARMD_HOME": str(one.home)}
-        with output_of(one.home).open("ab") as output:
-            # From this thread, which lives as long as we do: the kernel ends a child whose parent
-            # thread is gone (stopping.py).
-            one.process = subprocess.Popen(
-                [sys.executable, "-m", "swarmd", "join", link, "--no-input"],
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                env=environment,
-                pass_fds=(lifeline,),
-                start_new_session=True,
-            )
+        environment |= {"SWARMD_HOME": str(one.home)}
+        output = output_of(one.home)
+        one.process = spawn_daemon(["join", link], environment, lifeline=lifeline, output=output)
         one.starts += 1
         one.status = {}
         log.info("device_started number=%d pid=%d home=%s", one.number, one.process.pid, one.home)

@@ -20,11 +20,10 @@ from typing import Any
 import trio
 
 from swarmd import early_signals
+from swarmd.daemon_spawn import LIFELINE_VARIABLE
 
 log = logging.getLogger("swarmd.daemon")
 
-LIFELINE_VARIABLE = "SWARMD_LIFELINE"
-"""Number of an inherited descriptor: its end of file means that whoever started us is gone."""
 _PR_SET_PDEATHSIG = 1
 
 
