@@ -5,6 +5,7 @@ from __future__ import annotations
 LINK = "swarmd://RUNID?peer=/ip4/203.0.113.7/tcp/4710/p2p/PEERID"
 
 EXAMPLES = {
+    "bench device": "swarmd bench device --seconds 5",
     "bench links": "swarmd bench links --repeats 3",
     "bench mix": "swarmd bench mix --floats 1000000 --case healthy",
     "bench pipeline": "swarmd bench pipeline --steps 20 --repeats 1",

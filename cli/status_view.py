@@ -10,7 +10,7 @@ from swarmd.cli import format as f
 from swarmd.cli.layout import bar, row, wrap
 from swarmd.cli.output import Printer, harmless
 from swarmd.health import HealthItem
-from swarmd.status import Status
+from swarmd.status import Refusals, Status, rank_of
 
 _BAR_WIDTH = 20
 _STATE_STYLES = {
@@ -27,12 +27,14 @@ def status_lines(status: Status, printer: Printer) -> list[str]:
     return [
         *_header(status, width),
         "",
+        *_worst_device(status, printer, width),
         *_state(status, printer, width),
         *_round(status, width),
         *_training(status, width),
         *_devices(status, width),
         *_swarm(status, width),
         *_counted(status, width),
+        *refused_lines(status.refused, width),
         *_health(status, printer, width),
         *_injections(status, width),
     ]
@@ -148,7 +150,7 @@ def _training(status: Status, width: int) -> list[str]:
             [
                 f"{f.scaled(speed.tokens_per_s_self)} tok/s here",
                 f"{f.scaled(speed.tokens_per_s_swarm)} tok/s swarm",
-                f"MFU {f.percent(speed.mfu)}",
+                None if speed.mfu is None else f"MFU {f.percent(speed.mfu)}",
                 f"utilisation {f.percent(speed.compute_utilisation)}",
             ],
             width,
@@ -167,11 +169,14 @@ def _training(status: Status, width: int) -> list[str]:
             width,
         )
     if total.wire_bytes_sent is not None:
-        sent = f"sent {f.size(total.wire_bytes_sent)} for {f.size(total.raw_bytes_sent)} raw"
+        sent = f"sent {f.size(total.wire_bytes_sent)}"
+        if total.raw_bytes_sent:
+            raw, ratio = f.size(total.raw_bytes_sent), f.ratio(total.compression_ratio)
+            sent += f" for {raw} raw ({ratio})"
         lines += row(
             "traffic",
             [
-                f"{sent} ({f.ratio(total.compression_ratio)})",
+                sent,
                 f"received {f.size(total.wire_bytes_received)}",
             ],
             width,
@@ -195,6 +200,19 @@ def _transfer(status: Status, width: int) -> list[str]:
     done = f"{f.size(transfer.bytes_done)} of {f.size(transfer.bytes_total)}"
     donors = f.plural(len(transfer.donors), "donor")
     return row("state", [f"{done} from {donors}"], width)
+
+
+def _worst_device(status: Status, printer: Printer, width: int) -> list[str]:
+    """Before our own state: a further device that is worse off than ours."""
+    worst = status.slots[0] if status.slots else None
+    if worst is None or worst.home is None or rank_of(worst.state) >= rank_of(status.state):
+        return []
+    style = _STATE_STYLES.get(worst.state, ("bold",))
+    label = printer.style((worst.state or "unknown").upper().ljust(11), *style)
+    why = "" if worst.reason_code == worst.state else f" ({worst.reason_code})"
+    text = f"device {worst.device}{why}: `swarmd --home {worst.home} status`"
+    first, *rest = wrap(harmless(text), width, first=" " * 13, follow=" " * 13)
+    return [f"  {label}{first.strip()}", *rest]
 
 
 def _devices(status: Status, width: int) -> list[str]:
@@ -265,6 +283,15 @@ def _counted(status: Status, width: int) -> list[str]:
             width,
         )
     return lines
+
+
+def refused_lines(refused: Refusals, width: int) -> list[str]:
+    """Who knocked at our ports and was turned away, most of a kind first."""
+    if not refused.total:
+        return []
+    kinds = sorted(refused.by_code.items(), key=lambda item: (-item[1], item[0]))
+    told = [harmless(f"{f.count(count)} {code.replace('_', ' ')}") for code, count in kinds]
+    return row("refused", [f"{f.count(refused.total)} at our ports", *told], width)
 
 
 def _health(status: Status, printer: Printer, width: int) -> list[str]:

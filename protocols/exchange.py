@@ -245,7 +245,7 @@ class Exchange:
             self.send(member, wire.NotTaken(ref=self.plan.ref, code=code, part=part))
             return code
         layout = self.plan.layout
-        self.record.bytes.received(layout.size(part), event.payload.size_bytes)
+        self.record.bytes.received(member.peer, layout.size(part), event.payload.size_bytes)
         if not self._parts.is_ours(part):
             self._parts.take_over(part)
         self._reducer.arrived(part, member, event.payload, now_s)
@@ -272,7 +272,7 @@ class Exchange:
         if payload is None or part >= layout.count or message.included >> len(self.group):
             self._release(payload)
             return "malformed"
-        self.record.bytes.received(layout.size(part), payload.size_bytes)
+        self.record.bytes.received(member.peer, layout.size(part), payload.size_bytes)
         is_too_large = payload.size_bytes > layout.mean_bytes_max(part)
         if is_too_large or not self._parts.is_expected(part, member):
             self._release(payload)
@@ -292,7 +292,7 @@ class Exchange:
         self._effects.append(fx.Send(member.peer, message, payload, fx.Priority.MIX))
         if isinstance(message, wire.Mean) and payload is not None:
             size = self.plan.layout.size(message.part)
-            self.record.bytes.sent(size, payload.size_bytes)
+            self.record.bytes.sent(member.peer, size, payload.size_bytes)
 
     def reduced(self, reduced: ReducedPart) -> None:
         """Our reducer has made a mean: we take it like everybody."""

@@ -11,6 +11,7 @@ from swarmd.protocols.ids import PeerId
 from swarmd.protocols.messages.mixing import MixRef, Offer
 from swarmd.protocols.mix_parts import PartLayout
 from swarmd.protocols.outer_rules import OuterRules, Range
+from swarmd.protocols.raw_by_peer import RawByPeer
 
 WINDOW_SLOTS = 48
 WINDOW_MAX = 16
@@ -85,20 +86,24 @@ class ExchangeBytes:
     wire_sent: int = 0
     raw_received: int = 0
     wire_received: int = 0
+    raw_by_peer: RawByPeer = field(default_factory=RawByPeer)
 
-    def sent(self, elements: int, size_bytes: int) -> None:
+    def sent(self, peer: PeerId, elements: int, size_bytes: int) -> None:
         self.raw_sent += 4 * elements
         self.wire_sent += size_bytes
+        self.raw_by_peer.add(peer, sent=4 * elements)
 
-    def received(self, elements: int, size_bytes: int) -> None:
+    def received(self, peer: PeerId, elements: int, size_bytes: int) -> None:
         self.raw_received += 4 * elements
         self.wire_received += size_bytes
+        self.raw_by_peer.add(peer, received=4 * elements)
 
     def add(self, other: ExchangeBytes) -> None:
         self.raw_sent += other.raw_sent
         self.wire_sent += other.wire_sent
         self.raw_received += other.raw_received
         self.wire_received += other.wire_received
+        self.raw_by_peer.add_all(other.raw_by_peer)
 
 
 @dataclass(slots=True)

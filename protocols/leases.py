@@ -92,7 +92,8 @@ class LeaseBook:
         self._effects: list[Effect] = []
         self.counters: Counter[str] = Counter()
         """This life's leases: how they began (granted, stolen, returned to us after we had given it
-        back) and how they ended (done, expired, lost, given_back); too_late_to_count."""
+        back), how they ended (done, expired, lost, given_back; the last three in `_samples`, too);
+        too_late_to_count."""
 
     # ------------------------------------------------------------------------------------ input
 
@@ -268,8 +269,9 @@ class LeaseBook:
         self._look(now_s)
         return self._gate.newest
 
-    def is_open(self, round_number: int, now_s: float) -> bool:
-        return round_number <= self.round_open(now_s)
+    def seen_since_s(self, round_number: int) -> float | None:
+        """When it began; None: not yet, or before we were there to see it."""
+        return self._gate.seen_since_s(round_number)
 
     def is_ended(self, round_number: int) -> bool:
         """Each of its micro-batches is done or lost."""
@@ -330,7 +332,7 @@ class LeaseBook:
             self._work.lose(micro_batch)
         else:
             self._work.give_back(micro_batch)
-        self.counters[how] += 1
+        self.counters.update({how: 1, f"{how}_samples": self._shape.samples_of(micro_batch)})
         fields = {"micro_batch": str(micro_batch), "reason": reason}
         name = {"lost": "micro_batch_lost", "expired": "lease_expired"}.get(how, "lease_returned")
         self._effects.append(Emit(name, fields))

@@ -132,8 +132,8 @@ class OwnParts:
                 self.keep(part)
             else:
                 if part in self._away[member.number]:
-                    size_bytes = outcome.output.size_bytes
-                    self.record.bytes.sent(self._plan.layout.size(part), size_bytes)
+                    size, size_bytes = self._plan.layout.size(part), outcome.output.size_bytes
+                    self.record.bytes.sent(member.peer, size, size_bytes)
                     self._send(member, Part(ref=self._plan.ref, part=part), outcome.output)
                 self._effects.append(fx.Release(outcome.output))
             self._on_change(now_s)

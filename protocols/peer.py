@@ -100,7 +100,7 @@ class PeerMachine:
             effects += self._explain(now_s)
         for effect in effects:
             if isinstance(effect, fx.Send):
-                self.traffic.sent(effect.message, effect.payload is not None)
+                self.traffic.sent(effect.peer, effect.message, effect.payload is not None)
         return effects
 
     def _dispatch(self, event: fx.Event, now_s: float) -> list[fx.Effect]:
@@ -173,7 +173,7 @@ class PeerMachine:
         if is_of(message, ledger):
             return heard + self.leases.handle(event, now_s)
         if any(is_of(message, kind) for kind in (pipeline_messages, state_messages, mixing)):
-            self.traffic.arrived(message, event.payload is not None)
+            self.traffic.arrived(peer, message, event.payload is not None)
             return heard + self.work.arrived(event, now_s)
         return heard if event.payload is None else [*heard, fx.Release(event.payload)]
 

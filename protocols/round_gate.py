@@ -82,6 +82,10 @@ class RoundGate:
     def began_s(self, round_number: int) -> float | None:
         return self._began_s.get(round_number)
 
+    def seen_since_s(self, round_number: int) -> float | None:
+        """As `began_s`; None, too, for a round that we came late to."""
+        return None if round_number in self._came_late else self.began_s(round_number)
+
     def ended(self, round_number: int, now_s: float) -> None:
         """Its last micro-batch has ended."""
         self._ended_s[round_number] = now_s

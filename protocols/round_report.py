@@ -251,6 +251,8 @@ class RoundStatistics:
     wire_bytes_sent: int
     raw_bytes_received: int
     wire_bytes_received: int
+    raw_by_peer: Mapping[PeerId, tuple[int, int]]
+    """Bytes sent and received."""
     contributions: Mapping[PeerId, int]
     absent: tuple[PeerId, ...]
     """Members of our stage that nobody waits for until they give a sign of life."""
@@ -270,6 +272,7 @@ class RoundStatistics:
             wire_bytes_sent=moved.wire_sent,
             raw_bytes_received=moved.raw_received,
             wire_bytes_received=moved.wire_received,
+            raw_by_peer=moved.raw_by_peer.told(),
             contributions=dict(totals.contributions),
             **others,
         )

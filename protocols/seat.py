@@ -15,6 +15,7 @@ swarm. What the worker does is told by `loaded` and `lost`.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 from swarmd.protocols import effects as fx
 from swarmd.protocols.checkpoint_keeper import Kept
@@ -35,6 +36,16 @@ STATE_CODES = ("malformed", "wrong_run", "wrong_stage", "wrong_shape", "not_fini
 """With which a worker refuses a state that is whole."""
 HAS_NO_DONOR_S = 3.0
 """So long nobody must hold a stage that was trained before it is called lost: rosters settle."""
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """From one stage to another, and why."""
+
+    before: int
+    after: int
+    why: str
+    at_s: float
 
 
 class Seat:
@@ -89,7 +100,8 @@ class Seat:
         self._loading: str | None = None
         self._has_claimed = False
         self._load_pace = LoadPace()
-        self.changes = 0
+        self.moves = 0
+        self.last_move: Move | None = None
         self.why = ""
 
     def take(self) -> dict[str, object]:
@@ -161,7 +173,7 @@ class Seat:
         """Go on with getting hold of `stage`."""
         effects: list[fx.Effect] = []
         if stage != self.stage:
-            self.changes += self.stage is not None
+            self._note_move(stage, now_s)
             effects = self._forget_fetch()
             self.stage, self.phase, self.checkpoint = stage, "choosing", None
         self._has_holders = bool(swarm.coverage.active[stage])
@@ -174,6 +186,11 @@ class Seat:
         self._no_donor_since_s = None
         donors = [v.peer for v in swarm.coverage.active[stage] if v.peer in swarm.linked]
         return [*effects, *self._fetch_from(stage, donors, now_s)]
+
+    def _note_move(self, stage: int, now_s: float) -> None:
+        if self.stage is not None:
+            self.moves += 1
+            self.last_move = Move(self.stage, stage, self.why, now_s)
 
     def _fetch_from(self, stage: int, donors: Sequence[PeerId], now_s: float) -> list[fx.Effect]:
         if self.phase == "fetching":
@@ -249,6 +266,7 @@ class Seat:
         """Ask for one stage and stay there; None: as the swarm decides again."""
         self._wanted = stage
         if stage is not None and stage != self.stage:
+            self.why = "pin"
             self._fields |= {"stage": stage, "phase": "syncing"}
 
     # ------------------------------------------------------------------------------------- events

@@ -21,6 +21,7 @@ from swarmd.protocols.ids import MicroBatchId, PeerId
 from swarmd.protocols.leases import LeaseBook
 from swarmd.protocols.limits import ROUNDS_OPEN_MAX
 from swarmd.protocols.loss_book import LossBook
+from swarmd.protocols.lost_steps import LostSteps
 from swarmd.protocols.messages import is_of, mixing, state
 from swarmd.protocols.messages import pipeline as pipeline_messages
 from swarmd.protocols.pace import Pace
@@ -66,6 +67,7 @@ class StageWork:
         self._is_draining = False
         self._fields: dict[str, Any] = {}
         self._set_aside = SetAside(self._next_number)
+        self.lost_steps = LostSteps()
 
     @property
     def stage(self) -> int | None:
@@ -156,11 +158,16 @@ class StageWork:
         if not self.seat.is_from_disk:
             return []
         lost = self.round - self.seat.round
+        inner_steps = self.shape.inner_steps
+        self.lost_steps.went_on(self.round * inner_steps, self.seat.round * inner_steps)
         fields = {"stage": stage, "round": self.round, "saved_round": self.seat.round}
         return [fx.Emit("state_restored", {**fields, "rounds_lost": lost})]
 
     def _worker_lost(self, event: fx.Event, text: str, code: str, now_s: float) -> list[fx.Effect]:
-        effects = [] if self.pipeline is None else self.pipeline.handle(event, now_s)
+        effects: list[fx.Effect] = []
+        if self.pipeline is not None:
+            self.lost_steps.worker_died(self.step_of(self.pipeline.statistics(now_s).last_step))
+            effects = self.pipeline.handle(event, now_s)
         if self.rounds is not None:
             effects += self.rounds.handle(event, now_s)
         effects = self._wire(effects, now_s)  # what it held expires, and its leases go back
@@ -300,6 +307,8 @@ class StageWork:
         """The roster or the links have changed, or time has passed."""
         before = self.stage
         effects = self.states.review(swarm, now_s)
+        if self.stage != before:
+            self.lost_steps.stage_changed()
         if self.stage != before and self.pipeline is not None:
             effects += self.pipeline.drain(True, now_s)
             self.pipeline = None

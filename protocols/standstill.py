@@ -50,6 +50,11 @@ class Standstill:
             self.since_s = self._book.stalled_since_s(self._own, after_s, now_s)
             self.is_ours_alone = self.since_s is not None
 
+    @property
+    def after_s(self) -> float:
+        """How long nothing may move until that is a stall: `stall_after_s`."""
+        return self._swarm.after_s(self._round_s)
+
     def is_stalled(self, peer: PeerId, now_s: float) -> bool:
         """Whether that peer has done nothing for too long while others did."""
         if peer == self._own:

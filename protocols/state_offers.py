@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
@@ -82,6 +82,12 @@ def best_hash(hashes: Sequence[bytes]) -> bytes:
     """What most donors have of a piece; if all differ, any."""
     counted = Counter(hashes)
     return min(counted, key=lambda item: (-counted[item], item))
+
+
+def agreed_digest(offers: Iterable[Manifest]) -> bytes | None:
+    """Of the state that is taken from them: of each piece, what most have. Offers of one layout."""
+    hashes = [offer.hashes for offer in offers]
+    return digest_of(tuple(map(best_hash, zip(*hashes, strict=True)))) if hashes else None
 
 
 def why_not(manifest: Manifest, stage: int) -> str | None:

@@ -24,7 +24,6 @@ BAD = frozenset({"stalled", "isolated", "run_state_lost", "disk_full", "disk_err
 
 WARNINGS = frozenset(
     {
-        "clock_skew",
         "unreachable_from_outside",
         "only_loopback_announced",
         "rate_capped",

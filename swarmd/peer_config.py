@@ -50,6 +50,8 @@ class PeerConfig:
     device: tuple[Literal["auto", "cpu", "mps"], ...] = ("auto",)
     threads: int | None = None
     micro_batch: int | Literal["auto"] = "auto"
+    peak_flops: float | None = None
+    """Operations a second; what MFU is a share of."""
     limit_up: float | None = None
     limit_down: float | None = None
     quota_month: int | None = None

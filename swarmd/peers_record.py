@@ -26,7 +26,6 @@ class PeerRow:
     observer: bool | None = None
     liveness: Liveness = "alive"
     last_seen_s: float | None = None
-    age_s: float | None = None
     path: LinkPath | None = None
     rtt_ms: float | None = None
     up_bytes_per_s: float | None = None
@@ -37,8 +36,6 @@ class PeerRow:
     raw_bytes_received: int | None = None
     wire_bytes_received: int | None = None
     compression_ratio: float | None = None
-    residual_error: float | None = None
-    retransmits: int | None = None
     traffic_share: Ratio | None = None
     score: float | None = None
     rejected: dict[str, int] = field(default_factory=dict)

@@ -146,6 +146,24 @@ class BenchLinks(Record):
 
 
 @part
+class DeviceRow:
+    """The best product of matrices, in the numbers that stages compute with."""
+
+    device: str
+    name: str
+    uuid: str | None = None
+    threads: int | None = None
+    """Of a CPU."""
+    dtype: str
+    flops_per_s: float
+
+
+@record("bench_device")
+class BenchDevice(Record):
+    rows: list[DeviceRow] = field(default_factory=list)
+
+
+@part
 class MixRow:
     """Of a case with a fault: `seconds_per_round` is the longest round that the others had from
     then on, `seconds_per_round_after` the median of those that followed."""

@@ -191,6 +191,7 @@ DURATION = Grammar("DUR", units.parse_duration, units.format_duration)
 SIZE = Grammar("SIZE", units.parse_size, units.format_size)
 RATE = Grammar("RATE", units.parse_rate, units.format_rate)
 SHAPE = Grammar("RATE[,DELAY[,JITTER]]", units.parse_shape, units.format_shape)
+FLOPS = Grammar("FLOPS", units.parse_flops, units.format_flops)
 ON_OFF = Grammar("on|off", _switch, bool)
 ADDRESS = Grammar("ADDR", parse_peer_address)
 ANNOUNCE = Grammar("ADDR", _announce)
@@ -264,6 +265,10 @@ SETTINGS: tuple[Setting, ...] = (
     Setting(
         name="micro_batch", section="device", grammar=_auto(_count(1, 65_536)), default="auto",
         help="Most sequences computed at a time; the size on the wire never changes.",
+    ),
+    Setting(
+        name="peak_flops", section="device", grammar=FLOPS, is_live=True,
+        help="What the device can do at best, as 82.6T; `bench device` measures it. For the MFU.",
     ),
     Setting(
         name="limit_up", section="limits", grammar=RATE, is_live=True,

@@ -9,6 +9,7 @@ Nested objects are always there (their fields may be null), except `stage`: null
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import field
 from typing import Any, Literal
 
@@ -131,9 +132,16 @@ class StagePart:
     data_rank: int | None = None
 
 
+WORST_FIRST: tuple[State, ...] = (
+    "failed", "stopped", "leaving", "draining", "waiting", "starting", "joining", "syncing",
+    "paused", "standby", "training",
+)  # fmt: skip
+"""How far each state is from work being done."""
+
+
 @part
 class Slot:
-    """One device: ours first. A further one has a daemon of its own, and so a peer and a home."""
+    """One device. A further one has a daemon of its own, and so a peer and a home."""
 
     device: str
     stage: int | None = None
@@ -143,6 +151,17 @@ class Slot:
     peer: str | None = None
     """Null: this one."""
     home: str | None = None
+
+
+def rank_of(state: str | None) -> int:
+    """Lower is worse; a state of another version is none to worry about."""
+    known: tuple[str, ...] = WORST_FIRST
+    return known.index(state) if state in known else len(known)
+
+
+def worst_first(slots: Iterable[Slot]) -> list[Slot]:
+    """Whoever looks at one device only sees the one that needs looking at. As given, if equal."""
+    return sorted(slots, key=lambda slot: rank_of(slot.state))
 
 
 @part
@@ -249,6 +268,7 @@ class Communication:
     total: TotalTraffic = field(default_factory=TotalTraffic)
     boundary: BoundaryTraffic = field(default_factory=BoundaryTraffic)
     bytes_per_step: float | None = None
+    """Sent through all sockets, for each of the last inner steps."""
 
 
 @part
@@ -303,6 +323,7 @@ class Faults:
     redone_micro_batches: int | None = None
     lost_tokens: int | None = None
     lost_inner_steps: int | None = None
+    """Of this peer's stage: taken, and in no state that was left."""
     last: LastFault = field(default_factory=LastFault)
 
 
@@ -311,6 +332,8 @@ class Join:
     started_at: Time | None = None
     first_contribution_s: float | None = None
     rejoins: int | None = None
+    """How often this process took a higher incarnation: after a sleep, or to outdo an older life
+    that others still knew of."""
 
 
 @part
@@ -332,6 +355,15 @@ class StateTransfer:
     bytes_refetched: int | None = None
     donors: list[Donor] = field(default_factory=list)
     serving_now: int | None = None
+
+
+@part
+class Refusals:
+    """What was turned away at this peer's ports since the start: connections and messages of
+    whoever knocked there, by code."""
+
+    total: int | None = None
+    by_code: dict[str, int] = field(default_factory=dict)
 
 
 @part
@@ -387,7 +419,7 @@ class Resources:
     disk_used_bytes: int | None = None
     up_bytes_per_s: float | None = None
     down_bytes_per_s: float | None = None
-    energy_kwh: float | None = None
+    """Through all sockets, over 10 s."""
     worker_restarts: int | None = None
     worker_busy_s: float | None = None
     """Wall seconds of the compute worker inside jobs."""
@@ -414,6 +446,7 @@ class Status(Record):
     health: Health = field(default_factory=Health)
     stage: StagePart | None = None
     slots: list[Slot] = field(default_factory=list)
+    """The device that is worst off first."""
     stage_map: list[StageMapEntry] = field(default_factory=list)
     stage_map_version: str | None = None
     peers: PeerCounts = field(default_factory=PeerCounts)
@@ -428,6 +461,7 @@ class Status(Record):
     data: DataPart = field(default_factory=DataPart)
     contribution: Contribution = field(default_factory=Contribution)
     moves: Moves = field(default_factory=Moves)
+    refused: Refusals = field(default_factory=Refusals)
     limits: dict[str, float | None] = field(default_factory=dict)
     resources: Resources = field(default_factory=Resources)
     time: TimePart

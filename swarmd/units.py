@@ -4,6 +4,7 @@
     50M 2GiB             K M G T count in 1000, Ki Mi Gi Ti in 1024; a bare number means bytes
     20mbit 256KiB/s      bits or bytes a second; a bare number means bytes a second
     100mbit,40ms,5ms     the shape of a link: rate, delay on the round trip, jitter
+    82.6T                operations a second of a device; K M G T P count in 1000
 
 One grammar for flags, environment and files. Inside the program there are only seconds and bytes.
 """
@@ -93,6 +94,24 @@ def parse_shape(text: str) -> LinkShape:
     if shape.jitter_s > shape.delay_s:
         raise BadValue(text, "has more jitter than delay", "100mbit,40ms,5ms")
     return shape
+
+
+def parse_flops(text: str) -> float:
+    """Floating-point operations a second. Raises BadValue."""
+    example = "82.6T"
+    number, unit = _split(text, "is no number of operations a second", example)
+    powers = {**_POWERS, "p": 5}
+    if unit.lower() not in powers or number == 0:
+        raise BadValue(text, "is no number of operations a second", example)
+    return number * 1000.0 ** powers[unit.lower()]
+
+
+def format_flops(per_s: float) -> str:
+    """The shortest form that `parse_flops` reads back."""
+    for unit, power in (("P", 5), ("T", 4), ("G", 3), ("M", 2), ("K", 1)):
+        if per_s >= 1000.0**power:
+            return f"{_trim(per_s / 1000.0**power)}{unit}"
+    return _trim(per_s)
 
 
 def format_duration(seconds: float) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -147,6 +148,27 @@ def links(session: Session, repeats: int, seconds: float, transfer_bytes: int) -
     return measure_links(
         session.printer, repeats=repeats, seconds=seconds, transfer_bytes=transfer_bytes
     )
+
+
+@bench.subcommand("device")
+@option("--gpu", metavar="INDEX|UUID|PCI", multiple=True, help="Instead of the settings' ones.")
+@option("--threads", type=COUNT, help="Of a CPU; default: the settings', or the library's choice.")
+@option("--seconds", type=DURATION, default=2.0, show_default=True, help="For each device.")
+def device(session: Session, gpu: tuple[str, ...], threads: int | None, seconds: float) -> int:
+    """What the device can do at best: the peak that a peer's MFU is a share of.
+
+    Large products of matrices, in bfloat16 on CUDA and in float32 elsewhere; the best one counts.
+    """
+    from swarmd.cli.bench_device import measure_devices
+    from swarmd.peer_config import effective_config
+
+    if not seconds:
+        raise UserError("--seconds 0 measures nothing", code="usage", exit_code=2)
+    flags: dict[str, Any] = {"gpu": gpu} if gpu else {}
+    if threads is not None:
+        flags["threads"] = threads
+    config = effective_config(session.home, flags=flags).config
+    return measure_devices(session.printer, config, seconds=seconds)
 
 
 def _words(allowed: tuple[str, ...]) -> Grammar:

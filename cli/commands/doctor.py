@@ -12,9 +12,9 @@ from swarmd.errors import SwarmdError
 
 @command(section="Checking")
 @option("--run", metavar="RUN", help="A run file, or a run of this home; default: the last one.")
-@option("--gpu", metavar="INDEX|UUID|PCI", help="Look at this GPU instead of the settings' one.")
+@option("--gpu", metavar="INDEX|UUID|PCI", multiple=True, help="Instead of the settings' ones.")
 @option("--no-step", is_flag=True, help="Do not train a stage for a few seconds.")
-def doctor(session: Session, run: str | None, gpu: str | None, no_step: bool) -> int:
+def doctor(session: Session, run: str | None, gpu: tuple[str, ...], no_step: bool) -> int:
     """Look over machine, device, disk, clock, files and ports; each finding says what to do.
 
     With a run it also trains one of its stages for a few seconds, on made-up data, and ends with
@@ -26,7 +26,7 @@ def doctor(session: Session, run: str | None, gpu: str | None, no_step: bool) ->
     from swarmd.result_records import Doctor
     from swarmd.versions import is_supported
 
-    flags = {} if gpu is None else {"gpu": (gpu,)}
+    flags = {"gpu": gpu} if gpu else {}
     config = effective_config(session.home, flags=flags).config
     description = run_described(session, run, config)
     findings = [*machine.findings(session.home)]

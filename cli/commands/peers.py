@@ -19,6 +19,7 @@ def peers(ctx: click.Context, session: Session, show_all: bool) -> None:
         session.printer.object(found)
         return
     from swarmd.cli.peers_view import peer_lines
+    from swarmd.cli.status_view import refused_lines
     from swarmd.json_record import from_plain
     from swarmd.peers_record import Peers
     from swarmd.status import Status
@@ -31,6 +32,8 @@ def peers(ctx: click.Context, session: Session, show_all: bool) -> None:
         known=max(len(rows), swarm.peers.known or 0),
         tokens_per_s=swarm.throughput.tokens_per_s_swarm,
     ):
+        session.printer.line(line)
+    for line in refused_lines(swarm.refused, session.printer.width):
         session.printer.line(line)
 
 

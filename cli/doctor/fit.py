@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 from swarmd.cli import format as f
+from swarmd.cli.compute_question import ask_device
 from swarmd.cli.doctor.machine import disk_free_bytes
 from swarmd.devices import DeviceChoice, DeviceTable, choose_devices, describe_usable
 from swarmd.errors import UserError
@@ -38,6 +37,7 @@ class Fitness:
 
     findings: list[Finding] = field(default_factory=list)
     fit: Fit = field(default_factory=Fit)
+    """Of the smallest device."""
     verdict: Verdict = field(default_factory=Verdict)
 
 
@@ -47,17 +47,21 @@ def look(home: Home, config: PeerConfig, run: RunConfig | None, *, dry_step: boo
 
     found = Fitness()
     table = probe_devices()
-    choice = _choose(table, config, found)
-    if choice is None or run is None:
+    choices = _choose(table, config, found)
+    if not choices or run is None:
         return found
-    stages = _fitting_stages(run, choice, found)
+    verdicts = []
+    for choice in choices:
+        stages = _fitting_stages(run, choice, found)
+        measured = _dry_step(run, choice, config, stages, found) if dry_step and stages else None
+        verdicts.append(_verdict(run, choice, stages, measured, is_one=len(choices) == 1))
     found.findings.append(_checkpoints(home, run))
-    measured = _dry_step(run, choice, config, stages, found) if dry_step and stages else None
-    found.verdict = _verdict(run, stages, measured)
+    found.verdict = _together(verdicts)
     return found
 
 
-def _choose(table: DeviceTable, config: PeerConfig, found: Fitness) -> DeviceChoice | None:
+def _choose(table: DeviceTable, config: PeerConfig, found: Fitness) -> list[DeviceChoice]:
+    """Every device of the settings."""
     if not table.torch_version:
         found.findings.append(
             Finding(
@@ -67,21 +71,37 @@ def _choose(table: DeviceTable, config: PeerConfig, found: Fitness) -> DeviceCho
                 fix="`python -m pip install --force-reinstall torch` into this environment",
             )
         )
-        return None
+        return []
     found.findings.append(
         Finding(
             check="torch", severity="ok", text=f"{table.torch_version}, built for {table.build}"
         )
     )
     try:
-        choice, why = choose_devices(table, config.gpu, config.device[0])[0]
+        choices = choose_devices(table, config.gpu, config.device[0])
     except UserError as error:
         found.findings.append(
             Finding(check="device", severity="error", text=str(error), fix=error.hint)
         )
-        return None
-    found.findings += _device(table, choice, why)
-    return choice
+        return []
+    for choice, why in choices:
+        found.findings += _device(table, choice, why)
+    if config.power_limit is not None:
+        found.findings.append(_power_limit(choices[0][0], config.power_limit))
+    return [choice for choice, _ in choices]
+
+
+def _power_limit(choice: DeviceChoice, watts: int) -> Finding:
+    """No reason to run a daemon as root, which is what drivers would ask for."""
+    fix = "`--temp-limit` needs no root"
+    if choice.kind == "cuda":
+        fix = f"`sudo nvidia-smi -i {choice.uuid or 0} -pl {watts}`, or " + fix
+    return Finding(
+        check="power",
+        severity="warn",
+        text=f"--power-limit {watts} is not obeyed: only root may set what a device draws",
+        fix=fix,
+    )
 
 
 def _device(table: DeviceTable, choice: DeviceChoice, why: str) -> Iterator[Finding]:
@@ -110,12 +130,14 @@ def _fitting_stages(run: RunConfig, choice: DeviceChoice, found: Fitness) -> lis
     needs = [stage_bytes(run, stage) for stage in range(run.stages)]
     fitting = [stage for stage, need in enumerate(needs) if need <= free]
     least, most = min(needs), max(needs)
-    found.fit = Fit(
+    fit = Fit(
         stage_bytes=most,
         device_bytes=free,
         micro_batch=run.micro_batch_samples,
         stages_possible=max(0, free // most),
     )
+    if found.fit.device_bytes is None or free < found.fit.device_bytes:
+        found.fit = fit
     shown = f.size(least) if least == most else f"{f.size(least)} to {f.size(most)}"
     if fitting:
         text = f"a stage needs {shown}; {_names(fitting, run)} would fit"
@@ -186,42 +208,29 @@ def ask_dry_step(
     run: RunConfig, choice: DeviceChoice, config: PeerConfig, stage: int
 ) -> dict[str, Any]:
     """What swarmd/compute/dry_step.py measured, or `error` and `text`."""
-    import os
-
-    from swarmd.worker_spawn import python_command
-
     asked = {
         "run": run.canonical().hex(),
         "stage": stage,
-        "device": choice.device,
         "threads": config.threads,
         "micro_batch_max": None if config.micro_batch == "auto" else config.micro_batch,
         "seconds": DRY_STEP_S,
     }
-    try:
-        done = subprocess.run(
-            [*python_command(), "-m", "swarmd.compute.dry_step"],
-            input=json.dumps(asked),
-            capture_output=True,
-            text=True,
-            timeout=DRY_STEP_TIMEOUT_S,
-            env={**os.environ, **choice.environment},
-            check=False,
-        )
-    except subprocess.TimeoutExpired:
-        return {"error": "timed_out", "text": f"no answer within {DRY_STEP_TIMEOUT_S:g} s"}
-    lines = done.stdout.strip().splitlines()
-    if done.returncode or not lines:
-        last = (done.stderr.strip().splitlines() or ["no output"])[-1]
-        return {"error": "worker_died", "text": f"exit status {done.returncode}: {last}"}
-    found: dict[str, Any] = json.loads(lines[-1])
-    return found
+    return ask_device("swarmd.compute.dry_step", asked, choice, DRY_STEP_TIMEOUT_S)
 
 
-def _verdict(run: RunConfig, stages: list[int], measured: dict[str, Any] | None) -> Verdict:
+def _verdict(
+    run: RunConfig,
+    choice: DeviceChoice,
+    stages: list[int],
+    measured: dict[str, Any] | None,
+    *,
+    is_one: bool,
+) -> Verdict:
+    """Of one device; is_one: of the only one."""
+    holder = "this machine" if is_one else f"{choice.device} ({choice.name})"
     if not stages:
-        return Verdict(stages=0, text=f"this machine can hold no stage of {run.name}")
-    text = f"this machine can hold {_names(stages, run)} of {run.name}"
+        return Verdict(stages=0, text=f"{holder} can hold no stage of {run.name}")
+    text = f"{holder} can hold {_names(stages, run)} of {run.name}"
     if measured is None:
         return Verdict(stages=1, text=text)
     tokens_per_s = measured["tokens_per_s"]
@@ -231,6 +240,20 @@ def _verdict(run: RunConfig, stages: list[int], measured: dict[str, Any] | None)
         text += f"; needs {f.mbit(up_bytes_per_s)} Mbit/s up"
     return Verdict(
         stages=1, tokens_per_s=tokens_per_s, needs_up_bytes_per_s=up_bytes_per_s, text=text
+    )
+
+
+def _together(verdicts: list[Verdict]) -> Verdict:
+    """A stage for each device that can hold one."""
+    if len(verdicts) == 1:
+        return verdicts[0]
+    speeds = [one.tokens_per_s for one in verdicts if one.tokens_per_s is not None]
+    needs = [one.needs_up_bytes_per_s or 0.0 for one in verdicts if one.tokens_per_s is not None]
+    return Verdict(
+        stages=sum(one.stages or 0 for one in verdicts),
+        tokens_per_s=sum(speeds) if speeds else None,
+        needs_up_bytes_per_s=sum(needs) if speeds else None,
+        text=". ".join(str(one.text) for one in verdicts),
     )
 
 

@@ -7,15 +7,19 @@ decides nothing; what a peer is beside its machine (addresses, reason, resources
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass
 from typing import Any
 
 from swarmd.json_record import utc
 from swarmd.ledger_shown import contribution_shown
 from swarmd.net.transport import Transport
+from swarmd.node.life import Life
 from swarmd.node.rounds_shown import last_round, last_traffic, totals
 from swarmd.node.watchers import counted_tokens
 from swarmd.partition import flops_per_token
 from swarmd.protocols.peer import PeerMachine
+from swarmd.protocols.pipeline_statistics import Fault
+from swarmd.protocols.state_offers import agreed_digest
 from swarmd.run_config import RunConfig
 from swarmd.status import (
     BoundaryTraffic,
@@ -26,6 +30,8 @@ from swarmd.status import (
     Faults,
     Join,
     LastFault,
+    Move,
+    Moves,
     PeerCounts,
     Progress,
     RoundTraffic,
@@ -38,8 +44,17 @@ from swarmd.status import (
 )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gauges:
+    """What is measured beside the machine, and what the user says of the device."""
+
+    tokens_per_s_swarm: float | None = None
+    bytes_per_step: float | None = None
+    peak_flops_per_s: float | None = None
+
+
 class MachineParts:
-    """Of `machine` at `now_s`. `started_s` and `started_at` are when the daemon began."""
+    """Of `machine` at `now_s`. `started_s`: when the daemon began, on the system's own clock."""
 
     def __init__(
         self,
@@ -48,13 +63,12 @@ class MachineParts:
         transport: Transport | None,
         now_s: float,
         *,
+        life: Life,
         started_s: float,
-        started_at: str,
-        tokens_per_s_swarm: float | None,
+        gauges: Gauges,
     ) -> None:
         self.machine, self.run, self.transport, self.now_s = machine, run, transport, now_s
-        self.started_s, self.started_at = started_s, started_at
-        self.tokens_per_s_swarm = tokens_per_s_swarm
+        self.life, self.started_s, self.gauges = life, started_s, gauges
         work = machine.work
         self.pipeline = None if work.pipeline is None else work.pipeline.statistics(now_s)
         self.rounds = None if work.rounds is None else work.rounds.keeper.statistics(now_s)
@@ -96,6 +110,7 @@ class MachineParts:
             "state_transfer": self._transfer(),
             "data": self._data(),
             "contribution": self._contribution(),
+            "moves": self._moves(),
         }
 
     def _stage_part(self) -> StagePart | None:
@@ -143,6 +158,7 @@ class MachineParts:
             inner_step=step,
             outer_round=machine.work.round,
             round_phase=None if rounds is None else rounds.keeper.view.phase,
+            round_elapsed_s=self._round_elapsed_s(),
             round_median_s=None if rounds is None else rounds.keeper.round_median_s,
             disagreement=None if last is None else last.disagreement,
             disagreement_js=None if rounds is None else rounds.keeper.totals.divergence,
@@ -155,6 +171,10 @@ class MachineParts:
             eta_s=self._eta_s(machine.shape.total_steps - step),
         )
 
+    def _round_elapsed_s(self) -> float | None:
+        began_s = self.machine.leases.seen_since_s(self.machine.work.round)
+        return None if began_s is None else round(self.now_s - began_s, 3)
+
     def _eta_s(self, steps_left: int) -> float | None:
         eta_s = self.machine.work.pace.takes_s(steps_left, self.now_s)
         return None if eta_s is None else round(eta_s, 1)
@@ -162,7 +182,10 @@ class MachineParts:
     def _throughput(self) -> Throughput:
         machine = self.machine
         if self.pipeline is None or self.run is None:
-            return Throughput(tokens_per_s_swarm=self.tokens_per_s_swarm)
+            return Throughput(
+                tokens_per_s_swarm=self.gauges.tokens_per_s_swarm,
+                peak_flops_per_s=self.gauges.peak_flops_per_s,
+            )
         told = self.pipeline
         compute_s = told.wait_s.get("computing", 0.0)
         wait_s = sum(seconds for code, seconds in told.wait_s.items() if code != "computing")
@@ -170,12 +193,16 @@ class MachineParts:
         begun_s = machine.work.first_done_s
         spent_s = self.now_s - begun_s if begun_s is not None else 0.0
         tokens_per_s = tokens / spent_s if spent_s > 1 else None
-        flops = flops_per_token(self.run, machine.work.stage or 0)
+        flops_per_s, peak = None, self.gauges.peak_flops_per_s
+        if tokens_per_s is not None:
+            flops_per_s = tokens_per_s * flops_per_token(self.run, machine.work.stage or 0)
         total = compute_s + wait_s
         return Throughput(
-            tokens_per_s_swarm=self.tokens_per_s_swarm,
+            tokens_per_s_swarm=self.gauges.tokens_per_s_swarm,
             tokens_per_s_self=tokens_per_s,
-            flops_per_s=None if tokens_per_s is None else tokens_per_s * flops,
+            flops_per_s=flops_per_s,
+            peak_flops_per_s=peak,
+            mfu=flops_per_s / peak if flops_per_s is not None and peak else None,
             compute_s=compute_s,
             wait_s=wait_s,
             compute_utilisation=compute_s / total if total else None,
@@ -198,7 +225,7 @@ class MachineParts:
         if rounds is not None:
             raw_sent += rounds.raw_bytes_sent
             raw_received += rounds.raw_bytes_received
-        wire = sent + received
+        wire, raw = sent + received, raw_sent + raw_received
         other = {} if transport is None else transport.sent_by_purpose()
         boundary_sent = sent - other.get("mix", 0) - other.get("state", 0)
         boundary_raw = machine.traffic.raw_bytes_sent
@@ -210,13 +237,16 @@ class MachineParts:
                 wire_bytes_sent=sent,
                 raw_bytes_received=raw_received,
                 wire_bytes_received=received,
-                compression_ratio=(raw_sent + raw_received) / wire if wire else None,
+                compression_ratio=raw / wire if wire and raw else None,
             ),
             boundary=BoundaryTraffic(
                 raw_bytes_sent=boundary_raw,
                 wire_bytes_sent=boundary_sent,
-                compression_ratio=boundary_raw / boundary_sent if boundary_sent else None,
+                compression_ratio=boundary_raw / boundary_sent
+                if boundary_sent and boundary_raw
+                else None,
             ),
+            bytes_per_step=self.gauges.bytes_per_step,
         )
 
     def _faults(self) -> Faults:
@@ -224,19 +254,28 @@ class MachineParts:
         if self.pipeline is None:
             return Faults()
         told = self.pipeline
-        last = told.fault_last
+        lost = sum(found.last - found.first + 1 for found in machine.leases.ledger.lost())
         return Faults(
             count=told.faults,
             recovery_s_last=told.recovery_s_last,
             recovery_s_max=told.recovery_s_max,
-            lost_micro_batches=len(machine.leases.ledger.lost()),
+            lost_micro_batches=lost,
             redone_micro_batches=told.counters.redone,
-            last=LastFault()
-            if last is None
-            else LastFault(
-                code=last.code, peer=last.peer, at=utc(time.time() - self.now_s + last.at_s)
-            ),
+            lost_tokens=lost * machine.shape.micro_batch_tokens,
+            lost_inner_steps=machine.work.lost_steps.count,
+            last=LastFault() if told.fault_last is None else self._last_fault(told.fault_last),
         )
+
+    def _last_fault(self, fault: Fault) -> LastFault:
+        """Of what another peer did, its stage; else ours."""
+        stage = self.machine.work.stage
+        if fault.peer is not None:
+            view = self.machine.membership.view(self.now_s).get(fault.peer)
+            stage = None if view is None else view.record.stage
+        return LastFault(code=fault.code, peer=fault.peer, stage=stage, at=self._at(fault.at_s))
+
+    def _at(self, then_s: float) -> str:
+        return utc(time.time() - self.now_s + then_s)
 
     def _join(self) -> Join:
         machine = self.machine
@@ -244,14 +283,21 @@ class MachineParts:
         if first_s is not None:  # the machine's clock is not the daemon's: only differences count
             uptime_s = time.monotonic() - self.started_s
             after_s = round(uptime_s - (self.now_s - first_s), 3)
-        return Join(started_at=self.started_at, first_contribution_s=after_s)
+        return Join(
+            started_at=self.life.started_at,
+            first_contribution_s=after_s,
+            rejoins=machine.membership.record.incarnation - self.life.incarnation,
+        )
 
     def _transfer(self) -> StateTransfer:
         fetch, donor = self.machine.work.seat.fetch, self.machine.work.donor
         if fetch is None or fetch.plan is None or fetch.pieces is None:
             return StateTransfer(serving_now=donor.serving_now)
+        givers = [found for found in fetch.donors.values() if found.outcome in ("gives", "done")]
+        digest = agreed_digest(found.manifest for found in givers if found.manifest is not None)
         return StateTransfer(
             manifest_round=fetch.plan.round,
+            manifest_hash=None if digest is None else digest.hex(),
             verified=fetch.is_done,
             bytes_total=fetch.plan.size_bytes,
             bytes_done=fetch.pieces.bytes_done,
@@ -269,6 +315,8 @@ class MachineParts:
         return DataPart(
             leases_held=len(machine.leases.held()),
             samples_completed=audit.samples_completed,
+            samples_returned=machine.leases.counters["given_back_samples"],
+            samples_expired=machine.leases.counters["expired_samples"],
             samples_repeated=sum(found.last - found.first + 1 for found in audit.repeats),
             batch_samples_global=machine.shape.micro_batches_per_step
             * machine.shape.micro_batch_samples,
@@ -279,6 +327,29 @@ class MachineParts:
             return Contribution()
         machine, counted = self.machine, self.pipeline.counters.counted
         return contribution_shown(machine.leases.ledger, machine.peer, counted)
+
+    def _moves(self) -> Moves:
+        seat = self.machine.work.seat
+        last = seat.last_move
+        if last is None:
+            return Moves(count=seat.moves)
+        at = self._at(last.at_s)
+        return Moves(
+            count=seat.moves,
+            last=Move(from_=last.before, to=last.after, why=last.why, at=at),
+        )
+
+
+def adaptive_limits(machine: PeerMachine, now_s: float) -> dict[str, float | None]:
+    """The present values of the named limits that follow from what was measured."""
+    rounds = machine.work.rounds
+    told = None if rounds is None else rounds.keeper.statistics(now_s)
+    return {
+        "round_deadline_s": None if told is None else told.round_deadline_s,
+        "update_grace_s": None if told is None else told.update_grace_s,
+        "stall_after_s": machine.standstill.after_s,
+        "lease_s": machine.leases.lease_s(),
+    }
 
 
 def _rank(machine: PeerMachine) -> int | None:

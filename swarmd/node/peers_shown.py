@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any, get_args
 
+from swarmd.ledger_shown import contributors
 from swarmd.net.transport import LinkStatistics
 from swarmd.peers_record import LinkPath, Liveness, PeerRow, Peers
 from swarmd.protocols.ids import PeerId
 from swarmd.protocols.peer import PeerMachine
+from swarmd.protocols.raw_by_peer import RawByPeer
 from swarmd.protocols.roster import PeerView
 from swarmd.protocols.routing import PeerTraffic
 from swarmd.status import State
@@ -29,11 +32,24 @@ def peers_shown(machine: PeerMachine, links: Iterable[LinkStatistics], now_s: fl
     pipeline = machine.work.pipeline
     told = () if pipeline is None else pipeline.statistics(now_s).peers
     traffic = {found.peer: found for found in told}
-    rows = [
-        _row(machine, peer, by_peer.get(peer.peer), traffic.get(peer.peer), now_s)
-        for peer in machine.membership.view(now_s).peers
-    ]
+    ledger, raw = machine.leases.ledger, _raw_by_peer(machine, now_s)
+    tokens = {found.id: found.tokens for found in contributors(ledger, {})}
+    rows = []
+    for peer in machine.membership.view(now_s).peers:
+        link = by_peer.get(peer.peer)
+        row = _row(machine, peer, link, traffic.get(peer.peer), now_s)
+        more = {**_raw_fields(link, raw.get(peer.peer)), "contribution": tokens.get(peer.peer, 0)}
+        rows.append(replace(row, **more))
     return Peers(peers=rows)
+
+
+def _raw_by_peer(machine: PeerMachine, now_s: float) -> dict[PeerId, tuple[int, int]]:
+    """What pipeline and mixes would have sent and received without compression."""
+    found = RawByPeer()
+    found.add_all(machine.traffic.raw_by_peer)
+    if machine.work.rounds is not None:
+        found.add_all(machine.work.rounds.keeper.totals.bytes.raw_by_peer)
+    return found.told()
 
 
 def _row(
@@ -89,6 +105,19 @@ def _link_fields(link: LinkStatistics | None) -> dict[str, Any]:
         "down_bytes_per_s": link.down_bytes_per_s,
         "wire_bytes_sent": link.wire_bytes_sent,
         "wire_bytes_received": link.wire_bytes_received,
+    }
+
+
+def _raw_fields(link: LinkStatistics | None, raw: tuple[int, int] | None) -> dict[str, Any]:
+    """Beside what crossed the sockets. Who got nothing that can be compressed has no ratio."""
+    if link is None:
+        return {}
+    sent, received = raw or (0, 0)
+    wire = link.wire_bytes_sent + link.wire_bytes_received
+    return {
+        "raw_bytes_sent": sent,
+        "raw_bytes_received": received,
+        "compression_ratio": (sent + received) / wire if wire and sent + received else None,
     }
 
 

@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 import trio
 
-from swarmd.health import BAD, HealthBook
+from swarmd.health import BAD, Health, HealthBook
 from swarmd.json_record import utc
 from swarmd.net.transport import LinkStatistics
-from swarmd.node.caps_shown import hold_caps
 from swarmd.node.device_shown import device_shown
-from swarmd.node.machine_parts import MachineParts
+from swarmd.node.health_watch import hold_all
+from swarmd.node.machine_parts import Gauges, MachineParts, adaptive_limits
 from swarmd.node.peers_shown import peers_shown
+from swarmd.node.refusals_shown import refusals_shown
 from swarmd.node.resources import ResourceMeter
 from swarmd.peers_record import Peers
 from swarmd.protocols import effects as fx
@@ -29,11 +30,13 @@ from swarmd.status import (
     ProtocolRange,
     Reachable,
     ReasonPart,
+    Refusals,
     Resources,
     RunPart,
     Status,
     Subject,
     TimePart,
+    worst_first,
 )
 
 if TYPE_CHECKING:
@@ -90,34 +93,60 @@ class Reporter:
 
     def status(self) -> Status:
         """Now, as seen from here."""
+        reason, now_s = self._node.reason(), trio.current_time()
+        found = self._found(reason, now_s)
+        return replace(found, health=self._health(reason, found))
+
+    def _found(self, reason: Reason, now_s: float) -> Status:
+        """All but the health, which is judged by it."""
         node, machine = self._node, self._node.machine
-        now_s = trio.current_time()
-        reason = node.reason()
         status = Status(
             peer=self._peer_part(),
             run=self._run_part(),
             state=reason.state,
             reason=self._reason_part(reason, now_s),
-            health=self._health(reason),
-            limits=node.limits.shown(),
+            refused=self._refusals(),
+            limits=self._limits(now_s),
             resources=self._resources_part(),
             time=self._time_part(now_s),
             injection=node.faults.active,
         )
         others = [] if node.companions is None else node.companions.slots()
         if machine is None:
-            return replace(status, slots=others)
+            return replace(status, slots=worst_first(others))
         parts = MachineParts(
             machine,
             node.run,
             node.transport,
             now_s,
+            life=node.life,
             started_s=self._started_s,
-            started_at=node.life.started_at,
-            tokens_per_s_swarm=node.watchers.speed.tokens_per_s if node.watchers else None,
+            gauges=self._gauges(),
         )
         found = parts.record()
-        return replace(status, **found | {"slots": [*found["slots"], *others]})
+        return replace(status, **found | {"slots": worst_first([*found["slots"], *others])})
+
+    def _gauges(self) -> Gauges:
+        watchers, peak = self._node.watchers, self._node.settings.peak_flops
+        if watchers is None:
+            return Gauges(peak_flops_per_s=peak)
+        return Gauges(
+            tokens_per_s_swarm=watchers.speed.tokens_per_s,
+            bytes_per_step=watchers.rates.bytes_per_step,
+            peak_flops_per_s=peak,
+        )
+
+    def _limits(self, now_s: float) -> dict[str, float | None]:
+        machine = self._node.machine
+        adaptive = {} if machine is None else adaptive_limits(machine, now_s)
+        return self._node.limits.shown(**adaptive)
+
+    def _refusals(self) -> Refusals:
+        node = self._node
+        if node.transport is None:
+            return Refusals()
+        greetings = {} if node.machine is None else node.machine.greeting.refused
+        return refusals_shown(node.transport.counters(), greetings)
 
     def _companion_pids(self) -> list[int]:
         companions = self._node.companions
@@ -219,63 +248,23 @@ class Reporter:
             retry_in_s=None if retry_s is None else round(retry_s, 3),
         )
 
-    def _health(self, reason: Reason) -> Any:
-        for code in BAD:
-            if code != reason.code:
-                self.health.clear(code)
+    def _health(self, reason: Reason, status: Status) -> Health:
+        machine = self._node.machine
+        failed = "" if machine is None else machine.work.checkpoints.failed_code
+        for code in BAD - {reason.code, failed}:
+            self.health.clear(code)
         if reason.code in BAD or reason.state == "failed":
             self.health.hold(reason.code, reason.text, has_failed=reason.state == "failed")
-        if self._reachable() == "no":
-            self.health.hold(
-                "unreachable_from_outside",
-                "no neighbour that was asked could dial this peer",
-                impact="others cannot begin a connection to it",
-                fix="open or forward its ports, or say what others can dial with --announce",
-            )
-        else:
-            self.health.clear("unreachable_from_outside")
-        self._hold_disk()
-        self._hold_injection()
-        if self._node.transport is not None:
-            work = None if self._node.machine is None else self._node.machine.work
-            round_s = None if work is None else work.round_median_s
-            hold_caps(self.health, self._node.transport.caps(), round_s)
+        hold_all(self.health, self._node, status, self._rejected())
         return self.health.health()
 
-    def _hold_injection(self) -> None:
-        active = self._node.faults.active
-        if not active:
-            self.health.clear("injection_active")
-            return
-        self.health.hold(
-            "injection_active",
-            "faults on purpose: " + ", ".join(active),
-            impact="this peer misbehaves; others are told nothing",
-            fix="swarmd debug inject --clear",
-        )
-
-    def _hold_disk(self) -> None:
+    def _rejected(self) -> dict[str, dict[str, int]]:
+        """Of each peer that is there, what was refused, by code."""
         machine = self._node.machine
-        code = "" if machine is None else machine.work.checkpoints.failed_code
-        self._hold_disk_limit(is_reached=code == "disk_limit")
-        if code and code in BAD:
-            folder = self._node.life.home.checkpoints
-            text = f"the last checkpoint could not be written below {folder}"
-            impact = "training goes on; after a crash more of it would be done again"
-            self.health.hold(code, text, impact=impact, fix="make room, or move the data directory")
-
-    def _hold_disk_limit(self, *, is_reached: bool) -> None:
-        if not is_reached:
-            self.health.clear("disk_limit")
-            return
-        used, limit = self._node.quota.used_bytes or 0, self._node.settings.disk_limit or 0
-        self.health.hold(
-            "disk_limit",
-            f"the last checkpoint was not kept: {used / 1e9:.3g} GB of "
-            f"{limit / 1e9:.3g} GB are in use",
-            impact="training goes on; after a crash more of it would be done again",
-            fix="raise `--disk-limit`, or remove runs that are over (`swarmd paths`)",
-        )
+        if machine is None:
+            return {}
+        present = machine.membership.view(trio.current_time()).present()
+        return {peer.peer: machine.rejected_of(peer.peer) for peer in present}
 
     def _links(self) -> list[LinkStatistics]:
         transport = self._node.transport
@@ -285,12 +274,16 @@ class Reporter:
         node = self._node
         measured = self._resources.read()
         lane = None if node.lane is None else node.lane.statistics()
+        up, down = (None, None) if node.watchers is None else node.watchers.rates.bytes_per_s
         return Resources(
             rss_bytes=measured.rss_bytes,
             cpu_share=measured.cpu_share,
             threads=measured.threads,
             open_fds=measured.open_fds,
+            sockets=measured.sockets,
             disk_used_bytes=node.quota.used_bytes,
+            up_bytes_per_s=up,
+            down_bytes_per_s=down,
             worker_restarts=None if lane is None else lane.restarts,
             worker_busy_s=None if lane is None else round(lane.busy_s, 3),
             worker_cpu_s=None if lane is None else round(lane.cpu_s, 3),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterator
@@ -20,6 +21,8 @@ class Used:
     """In cores, over the last ten seconds; None at first."""
     threads: int
     open_fds: int
+    sockets: int | None
+    """Of the daemon, which alone has any but pipes to it; None where the system does not tell."""
 
 
 class ResourceMeter:
@@ -41,7 +44,8 @@ class ResourceMeter:
                     threads += process.num_threads()
             except psutil.NoSuchProcess:
                 continue
-        return Used(rss, self._share(cpu_s), threads, self._process.num_fds())
+        share, fds = self._share(cpu_s), self._process.num_fds()
+        return Used(rss, share, threads, fds, _sockets(self._process.pid))
 
     def _children(self) -> Iterator[psutil.Process]:
         others = self._left_out()
@@ -60,3 +64,19 @@ class ResourceMeter:
         if now_s - since_s < 1.0 or cpu_s < before_s:
             return None
         return round((cpu_s - before_s) / (now_s - since_s), 3)
+
+
+def _sockets(pid: int) -> int | None:
+    """By what /proc says its descriptors are: psutil would look for each one's address, too."""
+    try:
+        with os.scandir(f"/proc/{pid}/fd") as entries:
+            return sum(_is_socket(entry.path) for entry in entries)
+    except OSError:
+        return None
+
+
+def _is_socket(path: str) -> bool:
+    try:
+        return os.readlink(path).startswith("socket:")
+    except OSError:
+        return False  # closed since it was listed

@@ -5,14 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+import psutil
 import trio
 
 from swarmd.devices import DeviceChoice
 from swarmd.node.disk_quota import DiskQuota
+from swarmd.node.memory_growth import MemoryGrowth
 from swarmd.node.month_traffic import MonthTraffic
 from swarmd.node.peer_memory import PeerMemory
 from swarmd.node.rule_watch import RuleWatch
 from swarmd.node.swarm_speed import SwarmSpeed
+from swarmd.node.traffic_rates import TrafficRates
 from swarmd.protocols import effects as fx
 from swarmd.protocols.peer import PeerMachine
 from swarmd.run_config import RunConfig
@@ -43,6 +46,8 @@ class Watchers:
             node.reporter.now_utc,
         )
         self.speed = SwarmSpeed(lambda: counted_tokens(machine))
+        self.rates = TrafficRates(node.transport.totals, lambda: _step(machine))
+        self.growth = MemoryGrowth(lambda: psutil.Process().memory_info().rss)
         self._quota = quota
         self._traffic = MonthTraffic(life.home.traffic_file, node.transport.totals)
         self._rules = RuleWatch(
@@ -60,8 +65,17 @@ class Watchers:
             self._rules.run,
             self._quota.keep,
             self.speed.keep,
+            self.rates.keep,
+            self.growth.keep,
         ):
             nursery.start_soon(task)
+
+
+def _step(machine: PeerMachine) -> int | None:
+    pipeline, now_s = machine.work.pipeline, trio.current_time()
+    if pipeline is None:
+        return None
+    return machine.work.step_of(pipeline.statistics(now_s).last_step)
 
 
 def counted_tokens(machine: PeerMachine) -> int:

@@ -10,10 +10,12 @@ from typing import Any
 import pytest
 from command_line import FakeDaemon, swarmd
 
+from swarmd.cli import bench_device
 from swarmd.cli.doctor import fit, machine
 from swarmd.devices import DeviceTable, SystemDevice, TorchDevice
 from swarmd.home import Home
 from swarmd.identity import backup, load_or_create
+from swarmd.peer_config import effective_config
 from swarmd.store import write_bytes
 
 GB = 10**9
@@ -120,6 +122,39 @@ def test_verdict_names_stages_speed_and_what_the_line_must_carry(
     assert found["fit"]["stages_possible"] > 1
 
 
+def test_every_gpu_that_is_named_is_looked_at(
+    home: Home, run_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    second = {"uuid": "GPU-2b3c", "name": "NVIDIA RTX 3060"}
+    small = replace(GPU, index=1, pci="00000000:02:00.0", memory_free_bytes=10**6, **second)
+    table = replace(
+        USABLE,
+        system=(GPU, small),
+        usable=(SEEN, replace(SEEN, number=1, memory_total_bytes=12 * GB, **second)),
+    )
+    measured = {
+        "stage": 1, "micro_batch_s": 0.02, "tokens_per_s": 1800.0, "sent_bytes_per_token": 400.0,
+        "micro_batch": 2,
+    }  # fmt: skip
+    with_devices(monkeypatch, table, measured)
+    line = ("doctor", "--gpu", "0", "--gpu", "GPU-2b3c", "--run", run_file, "--json")
+    found = swarmd(*line, home=home).object
+    devices = [one["text"] for one in found["findings"] if one["check"] == "device"]
+    assert ["4090" in devices[0], "3060" in devices[1]] == [True, True]
+    verdict = found["verdict"]
+    assert (verdict["stages"], verdict["tokens_per_s"]) == (1, 1800.0), "one of them is too small"
+    assert "cuda:1 (NVIDIA RTX 3060) can hold no stage" in verdict["text"]
+    assert found["fit"]["device_bytes"] == 10**6
+
+
+def test_power_limit_says_who_may_set_it(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    with_devices(monkeypatch, USABLE)
+    monkeypatch.setenv("SWARMD_SCHEDULE_POWER_LIMIT", "200")
+    finding = found_by("power", swarmd("doctor", "--json", home=home).object)
+    assert finding["severity"] == "warn"
+    assert "sudo nvidia-smi -i GPU-1a2b -pl 200" in finding["fix"]
+
+
 def test_model_that_does_not_fit_is_an_error_with_a_verdict(
     home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -130,6 +165,23 @@ def test_model_that_does_not_fit_is_an_error_with_a_verdict(
     assert found.code == 1
     assert found_by("fit", found.object)["severity"] == "error"
     assert found.object["verdict"]["stages"] == 0
+
+
+def test_bench_device_says_how_the_peak_is_made_known(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bench_device, "probe_devices", lambda: USABLE)
+    answer = {"dtype": "bfloat16", "threads": 2, "flops_per_s": 151_234_000_000_000.0}
+    monkeypatch.setattr(bench_device, "ask_device", lambda *given: answer)
+    found = swarmd("bench", "device", "--gpu", "0", home=home)
+    assert found.lines == [
+        "cuda:0  NVIDIA RTX 4090: 151T operations a second in bfloat16",
+        "for the MFU: `swarmd config set device.peak_flops 151T`",
+    ]
+    assert swarmd("config", "set", "device.peak_flops", "151T", home=home).code == 0
+    assert effective_config(home).config.peak_flops == 151e12
+    row = swarmd("bench", "device", "--gpu", "0", "--json", home=home).object["rows"][0]
+    assert (row["flops_per_s"], row["threads"]) == (151_234_000_000_000.0, None)
 
 
 def test_port_in_use_is_named(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:

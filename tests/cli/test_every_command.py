@@ -101,7 +101,7 @@ def test_unknown_command_and_no_command_are_exit_2() -> None:
     "line",
     [
         "links --repeats 0", "links --seconds 0s", "links --transfer 0", "pipeline --steps 0",
-        "pipeline --repeats -1", "mix --peers 0", "quality --jobs 0",
+        "pipeline --repeats -1", "mix --peers 0", "quality --jobs 0", "device --seconds 0s",
     ],
 )  # fmt: skip
 def test_a_benchmark_of_nothing_is_a_usage_error(line: str) -> None:

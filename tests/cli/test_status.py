@@ -18,6 +18,7 @@ from swarmd.home_files import LastExit, raise_incarnation, write_last_exit
 from swarmd.home_lock import acquire_lock
 from swarmd.local_api import server
 from swarmd.local_api.socket_path import short_path
+from swarmd.status import Slot, worst_first
 
 TRAINING = """\
 alder ·twiw            run prairie-1b ·7f3a            up 2 h 14 m
@@ -52,6 +53,24 @@ cedar ·eH3e            run prairie-1b ·7f3a            up 1 m 10 s
 def test_picture_of_a_peer_that_trains(daemon: FakeDaemon) -> None:
     found = swarmd("status", home=daemon.home)
     assert (found.out, found.err, found.code) == (TRAINING, "", 0)
+
+
+def test_who_was_turned_away_at_the_ports_is_told_by_kind(daemon: FakeDaemon) -> None:
+    kinds = {"half_open_evicted": 3, "bad_certificate": 9}
+    daemon.status["refused"] = {"total": 12, "by_code": kinds}
+    line = "  refused    12 at our ports · 9 bad certificate · 3 half open evicted"
+    for command in ("status", "peers"):
+        assert line in swarmd(command, home=daemon.home).lines
+
+
+def test_further_device_that_is_worse_off_comes_first(daemon: FakeDaemon) -> None:
+    ours = Slot(device="cuda:0", stage=2, state="training", reason_code="training")
+    other = Slot(device="cuda:1", state="failed", reason_code="device_lost", home="/h/2")
+    slots = worst_first([ours, other])
+    daemon.status = rendered_status(replace(training_status(), slots=slots))
+    lines = swarmd("status", home=daemon.home).lines
+    assert lines[2] == ("  FAILED     device cuda:1 (device_lost): `swarmd --home /h/2 status`")
+    assert lines[3].startswith("  TRAINING   stage 2 of 4")
 
 
 def test_where_it_does_not_train_the_reason_leads(daemon: FakeDaemon) -> None:

@@ -232,6 +232,8 @@ async def test_peer_of_another_run_is_refused_with_the_reason(swarm: Daemons) ->
         answer = await guest.greet(peer, "e" * 64)
     assert isinstance(answer, Refusal)
     assert answer.code == "wrong_run"
+    refused = await trio.to_thread.run_sync(lambda: swarm.status("p0")["refused"])
+    assert refused["by_code"]["wrong_run"] >= 1
 
 
 async def test_description_that_does_not_hash_to_the_run_id_is_refused(swarm: Daemons) -> None:

@@ -6,9 +6,12 @@ One observer on loopback: no torch, so it costs seconds. Every object is checked
 from __future__ import annotations
 
 import base64
+import contextlib
 import json
 import os
 import signal
+import socket
+import ssl
 import stat
 import subprocess
 import sys
@@ -105,6 +108,32 @@ def test_no_secret_is_in_arguments_files_or_answers_and_files_are_the_users_alon
 def _is_ours(path: Path) -> bool:
     """Written by the test's own harness."""
     return path.name == "output.log"
+
+
+def test_strangers_who_knock_at_the_ports_are_named(standing: Daemons, home: Home) -> None:
+    """TLS without a certificate, at the tensors' port; at libp2p's it is no libp2p at all."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    pid = standing.status("p0")["peer"]["pid"]
+    listening = [c for c in psutil.Process(pid).net_connections("tcp") if c.status == "LISTEN"]
+    ports = sorted({connection.laddr.port for connection in listening})
+    assert len(ports) == 2
+    for port in ports:
+        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port)) as plain:
+            plain.settimeout(20)
+            with context.wrap_socket(plain) as knocking:
+                knocking.recv(1)
+
+    def refused() -> set[str]:
+        return set(standing.status("p0")["refused"]["by_code"])
+
+    expected = {"bad_certificate", "handshake_failed"}
+    standing.wait("both are counted", lambda: expected <= refused())
+    for command in ("status", "peers"):
+        shown = swarmd(command, home=home).out
+        assert "bad certificate" in shown, shown
+        assert "handshake failed" in shown, shown
+    assert "swarmd_refused_total" in swarmd("metrics", home=home).out
 
 
 def test_looking_at_a_running_peer_loads_nothing_heavy(home: Home) -> None:

@@ -1,8 +1,9 @@
-"""What is looked at now and then for the status: the swarm's speed, the device's memory."""
+"""What is looked at now and then for the status: speed, traffic, memory, who was refused."""
 
 from __future__ import annotations
 
 import os
+import socket
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,8 +11,14 @@ import pytest
 
 from swarmd.machine_memory import memory_total_bytes
 from swarmd.node.device_shown import device_shown
+from swarmd.node.refusals_shown import refusals_shown
+from swarmd.node.resources import ResourceMeter
 from swarmd.node.swarm_speed import SETTLE_S, WINDOW_S, SwarmSpeed
+from swarmd.node.traffic_rates import TrafficRates
 from swarmd.peer_config import PeerConfig
+from swarmd.protocols.ids import PeerId
+from swarmd.protocols.lost_steps import LostSteps
+from swarmd.protocols.raw_by_peer import PEERS_MAX, RawByPeer
 
 
 def speed_over(points: list[tuple[float, int]]) -> list[float | None]:
@@ -41,6 +48,76 @@ def test_what_a_newcomer_learns_at_once_is_no_speed() -> None:
     found = speed_over(told + after)
     assert found[:5] == [None] * 5
     assert found[-1] == pytest.approx(10.0)
+
+
+def rates_over(points: list[tuple[float, int, int, int | None]]) -> TrafficRates:
+    """After each (time, bytes sent, bytes received, inner steps)."""
+    now = iter(points)
+    point = points[0]
+    rates = TrafficRates(lambda: (point[1], point[2]), lambda: point[3])
+    for point in now:
+        rates.note(point[0])
+    return rates
+
+
+def test_rates_are_of_the_last_ten_seconds_and_unknown_before() -> None:
+    assert rates_over([(0.0, 5, 7, None)]).bytes_per_s == (None, None)
+    quick = [(2.0 * look, 9_000 * look, 0, None) for look in range(10)]
+    slow = [(20.0 + 2.0 * look, 81_000 + 200 * look, 50 * look, None) for look in range(10)]
+    up, down = rates_over(quick + slow).bytes_per_s
+    assert up == pytest.approx(100.0)
+    assert down == pytest.approx(25.0)
+
+
+def test_bytes_of_a_step_are_counted_from_step_to_step_and_of_one_stage_only() -> None:
+    steps = [(2.0 * look, 300 * look, 0, look // 3) for look in range(12)]
+    assert rates_over(steps).bytes_per_step == pytest.approx(900.0)
+    assert rates_over([*steps, (30.0, 99_999, 0, 0)]).bytes_per_step is None, "another stage"
+    assert rates_over([*steps, (30.0, 99_999, 0, None)]).bytes_per_step is None, "no stage"
+
+
+def test_sockets_are_counted_and_nothing_else() -> None:
+    meter = ResourceMeter(os.getpid())
+    before = meter.read().sockets
+    if before is None:
+        pytest.skip("the system does not tell what descriptors are")
+    with socket.socket(), open(os.devnull):
+        assert meter.read().sockets == before + 1
+    assert meter.read().sockets == before
+
+
+def test_refusals_are_told_by_code_and_what_is_none_is_left_out() -> None:
+    counts = {"bad_certificate": 9, "half_open_evicted": 3, "duplicate": 4, "host_restarted": 1}
+    found = refusals_shown(counts | {"full": 0}, {"wrong_run": 2})
+    assert found.by_code == {"bad_certificate": 9, "half_open_evicted": 3, "wrong_run": 2}
+    assert found.total == 14
+    assert refusals_shown({}, {}).total == 0
+
+
+def test_raw_bytes_are_told_apart_by_peer_up_to_a_bound() -> None:
+    one, other = RawByPeer(), RawByPeer()
+    one.add(PeerId("a"), sent=5)
+    one.add(PeerId("a"), received=2)
+    one.add(PeerId("nothing"))
+    other.add(PeerId("b"), sent=1)
+    one.add_all(other)
+    assert one.told() == {"a": (5, 2), "b": (1, 0)}
+    for number in range(2 * PEERS_MAX):
+        one.add(PeerId(f"churn {number}"), sent=1)
+    one.add(PeerId("a"), sent=1)
+    assert len(one.told()) == PEERS_MAX
+    assert one.told()[PeerId("a")] == (6, 2)
+
+
+def test_steps_are_lost_only_with_a_state_that_is_older_than_they_are() -> None:
+    lost = LostSteps()
+    lost.worker_died(47)
+    lost.went_on(begun=40, saved=40)
+    assert lost.count == 7, "the inner steps of the round that had begun"
+    lost.worker_died(53)
+    lost.stage_changed()
+    lost.went_on(begun=60, saved=40)
+    assert lost.count == 27, "two rounds of another stage, and none of ours"
 
 
 def loader(**values: Any) -> Any:

@@ -171,9 +171,8 @@ def test_a_round_past_its_deadline_keeps_the_next_one_shut_no_longer():
     limit_s = local().round_s_first
     watcher = make_book("p2")
     watcher.set_heads([P0, P1], 0.0)
-    assert not watcher.is_open(1, limit_s - 1.0)
-    assert watcher.is_open(1, limit_s + 1.0)
-    assert not watcher.is_open(2, limit_s + 1.0)
+    assert watcher.round_open(limit_s - 1.0) < 1
+    assert watcher.round_open(limit_s + 1.0) == 1
 
 
 # -------------------------------------------------------------------------------------- two heads

@@ -64,9 +64,10 @@ def test_every_setting_can_be_written_shown_and_read_back(home: Home) -> None:
         "bulk_port": 5, "announce": ["/ip4/203.0.113.7/tcp/4710"], "lan_discovery": False,
         "shape": "100mbit,40ms", "metrics": "127.0.0.1:9100", "web": "[::1]:80", "stage": 2,
         "observe": False, "gpu": ["0", "GPU-12"], "device": ["auto"], "threads": 3,
-        "micro_batch": "auto", "limit_up": "20mbit", "limit_down": "256KiB/s",
-        "quota_month": "2TiB", "disk_limit": "50G", "memory_limit": "8GiB", "only_idle": True,
-        "hours": "22-07", "on_battery": False, "power_limit": 200, "temp_limit": 80,
+        "micro_batch": "auto", "peak_flops": "82.6T", "limit_up": "20mbit",
+        "limit_down": "256KiB/s", "quota_month": "2TiB", "disk_limit": "50G",
+        "memory_limit": "8GiB", "only_idle": True, "hours": "22-07", "on_battery": False,
+        "power_limit": 200, "temp_limit": 80,
         "log_format": "json", "run": "demo",
     }  # fmt: skip
     assert written.keys() == BY_NAME.keys()

@@ -72,9 +72,10 @@ def test_every_field_of_the_contract_is_there() -> None:
         "batch_samples_global",
         "contribution": "micro_batches tokens rounds receipts",
         "moves": "count last",
+        "refused": "total by_code",
         "moves.last": "from to why at",
         "resources": "rss_bytes cpu_share threads open_fds sockets disk_used_bytes "
-        "up_bytes_per_s down_bytes_per_s energy_kwh",
+        "up_bytes_per_s down_bytes_per_s",
         "time": "uptime_s by_reason",
     }
     for path, expected in contract.items():
@@ -139,8 +140,8 @@ def test_times_are_utc_with_milliseconds() -> None:
 
 def test_schema_exists_for_every_object_of_the_contract() -> None:
     assert names() == sorted(
-        "audit bench_links bench_mix bench_pipeline bench_quality config contributions "
-        "doctor done error eval event export "
+        "audit bench_device bench_links bench_mix bench_pipeline bench_quality config "
+        "contributions doctor done error eval event export "
         "identity joined leave local netcheck peers plan ps run sim status version".split()
     )
     for name in names():
@@ -178,9 +179,9 @@ def test_health_level_is_the_worst_item() -> None:
 
 def test_item_keeps_its_beginning_while_it_holds() -> None:
     book = HealthBook()
-    book.hold("clock_skew", "1 s")
+    book.hold("port_changed", "1 s")
     since = book.health().items[0].since
-    assert not book.hold("clock_skew", "2 s")
+    assert not book.hold("port_changed", "2 s")
     assert (book.health().items[0].since, book.health().items[0].text) == (since, "2 s")
 
 

@@ -13,6 +13,7 @@ from compute_helpers import Chain, RandomCorpus, backward, make_worker, micro_ba
 from torch import Tensor
 
 from swarmd.compute.graphs import GRAPHS_MAX
+from swarmd.compute.peak import TURNS_MIN, WIDTH, measure
 from swarmd.compute.stage_worker import StageWorker
 from swarmd.compute.tensor_bytes import payload_bytes_max
 from swarmd.errors import JobFailed
@@ -362,3 +363,9 @@ def test_a_worker_says_what_it_is() -> None:
     assert info["flops_per_token"] > 2 * info["parameters"]
     assert info["data_hash"] == RandomCorpus.content_hash
     assert make_worker(run, 1).run(StageCall("info")).result.data["data_hash"] is None
+
+
+def test_peak_of_a_device_is_that_of_its_best_product() -> None:
+    peak = measure(torch.device("cpu"), 0.0)
+    assert (peak["dtype"], peak["products"]) == ("float32", TURNS_MIN)
+    assert peak["flops_per_s"] > 2.0 * WIDTH**3 / 60, "a product took a minute"

@@ -10,10 +10,12 @@ from swarmd.units import (
     BadValue,
     LinkShape,
     format_duration,
+    format_flops,
     format_rate,
     format_shape,
     format_size,
     parse_duration,
+    parse_flops,
     parse_rate,
     parse_shape,
     parse_size,
@@ -100,3 +102,12 @@ def test_formatted_rate_reads_back(bytes_per_s: float) -> None:
 def test_formatted_shape_is_as_written() -> None:
     for text in ("100mbit", "20mbit,40ms", "1gbit,100ms,5ms"):
         assert format_shape(parse_shape(text)) == text
+
+
+def test_operations_per_second_are_read_and_written_alike() -> None:
+    for text in ("82.6T", "1P", "91.5G", "7"):
+        assert format_flops(parse_flops(text)) == text
+    assert parse_flops("1.5t") == 1.5e12
+    for unreadable in ("0", "fast", "3 flops", "-1T", ""):
+        with pytest.raises(BadValue, match=r"82\.6T"):
+            parse_flops(unreadable)
