@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Container, Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
@@ -148,22 +148,6 @@ def stage_map(view: RosterView, stages: int) -> StageMap:
     return StageMap(tuple(map(tuple, held)), tuple(standby))
 
 
-def choose_stage(
-    view: RosterView, own: PeerId, needs: StageNeeds, seed: int, limits: AssignmentLimits
-) -> tuple[int | None, str]:
-    """(the stage that `own` should hold, why), free moves left aside. None: standby."""
-    seat = plan(view, needs, seed, limits, quiet_s=0.0).seat_of(own)
-    return (None, "not_here") if seat is None else (seat.stage, seat.why)
-
-
-def assign(
-    view: RosterView, needs: StageNeeds, seed: int, limits: AssignmentLimits, quiet_s: float
-) -> tuple[StageMap, str]:
-    """(the map that should be, why)."""
-    found = plan(view, needs, seed, limits, quiet_s)
-    return found.proposal, found.why
-
-
 def plan(
     view: RosterView,
     needs: StageNeeds,
@@ -173,13 +157,15 @@ def plan(
     *,
     tells_gain: bool = True,
     present: StageMap | None = None,
+    proven: Container[PeerId] | None = None,
 ) -> Plan:
     """The whole of it. quiet_s: for how long the stage map has not changed, as we saw it.
 
     tells_gain: work it out also of a move that is not due, for people to read. present: the view's
-    stage_map, where it is known.
+    stage_map, where it is known. proven: who has been seen to work (receipts.py), since anybody can
+    say that it holds a stage; None: all are believed.
     """
-    table = _Table(view, needs, seed, limits)
+    table = _Table(view, needs, seed, limits, proven)
     table.seat_holders()
     table.seat_joiners()
     fills = table.fill_uncovered()
@@ -225,7 +211,12 @@ class _Table:
     """
 
     def __init__(
-        self, view: RosterView, needs: StageNeeds, seed: int, limits: AssignmentLimits
+        self,
+        view: RosterView,
+        needs: StageNeeds,
+        seed: int,
+        limits: AssignmentLimits,
+        proven: Container[PeerId] | None,
     ) -> None:
         self._needs = needs
         self._seed = seed
@@ -236,8 +227,8 @@ class _Table:
             for item in view.peers
             if item.liveness in PRESENT and _takes_part(item.record, stages)
         }
-        self._measured = capacities_of(self._here, needs.costs)
-        self.board = StageBoard(classed(self._measured, limits.class_ratio), needs.costs)
+        self._measured = capacities_of(self._here, needs.costs, proven)
+        self.board = StageBoard(classed(self._measured, limits.class_ratio), needs.costs, proven)
         self.seats: dict[PeerId, Seat] = {}
 
     # ------------------------------------------------------------------------------------- seating
@@ -281,7 +272,7 @@ class _Table:
         """Stages without anybody take a peer that can be spared, or a flapping one at last."""
         fills = []
         for stage in self.board.uncovered():
-            spare = [peer for peer in self._movable() if self._may_go(peer, stage)]
+            spare = self._spare_for(stage)
             if spare:
                 chosen = self._most(spare, stage, self.board.rate_without)
             else:
@@ -292,13 +283,30 @@ class _Table:
                 fills.append(self._seat(chosen, stage, "fill"))
         return fills
 
+    def _spare_for(self, stage: int) -> list[PeerId]:
+        """Proven ones that leave a proven one behind; else one of the two; else any that are not
+        alone, since a stage without anybody stops all."""
+        willing = [peer for peer in self._movable() if self._fits(peer, stage)]
+        safe = [peer for peer in willing if self.board.can_spare(peer, stage)]
+        proven = [peer for peer in safe if self.board.is_proven(peer)]
+        anybody = [peer for peer in willing if self.board.can_spare(peer, stage, to_anybody=True)]
+        return proven or safe or anybody
+
     # -------------------------------------------------------------------------------- a free move
 
     def move_one(self, quiet_s: float) -> tuple[str, float, str]:
         """(decision, gain, why); seats the peer that moves, if one does."""
         target = self._slowest()
-        settled = [peer for peer in self._movable() if self._here[peer].settled]
-        candidates = [peer for peer in settled if self._may_go(peer, target)]
+        settled = [
+            peer
+            for peer in self._movable()
+            if self._here[peer].settled and self.board.is_proven(peer)
+        ]
+        candidates = [
+            peer
+            for peer in settled
+            if self.board.can_spare(peer, target) and self._fits(peer, target)
+        ]
         chosen = self._most(
             candidates, target, lambda peer: self.board.slower_end_after(peer, target)
         )
@@ -362,9 +370,6 @@ class _Table:
             for peer, seat in self.seats.items()
             if seat.why == "keep" and not self._here[peer].pinned and not self._here[peer].cordoned
         ]
-
-    def _may_go(self, peer: PeerId, stage: int) -> bool:
-        return self.board.can_spare(peer, stage) and self._fits(peer, stage)
 
     def _fits(self, peer: PeerId, stage: int) -> bool:
         """Device memory holds the stage (0: unknown, and then it is tried)."""

@@ -27,6 +27,7 @@ from swarmd.protocols.assignment import (
 )
 from swarmd.protocols.ids import PeerId
 from swarmd.protocols.messages.gossip import PeerRecord
+from swarmd.protocols.receipts import tag_of
 from swarmd.protocols.roster import PRESENT, RosterView
 
 REPLAN_S = 5.0
@@ -69,9 +70,16 @@ class Placement:
         self._shape = -1
         self._claims: tuple[Any, ...] = ()
         self._capacities: tuple[Any, ...] = ()
+        self._proven: frozenset[bytes] | None = None
         self._plan: tuple[bool, Plan] | None = None
         """(whether the map was quiet, what followed)."""
         self._plan_at_s = 0.0
+
+    def set_proven(self, tags: frozenset[bytes]) -> None:
+        """Who has been seen to work, as receipts name them. Until this is called all are believed,
+        as where no ledger is kept."""
+        if tags != self._proven:
+            self._proven, self._plan = tags, None
 
     def review(self, view: RosterView, now_s: float) -> Change:
         """What to change about ourselves, if anything."""
@@ -100,7 +108,8 @@ class Placement:
     def plan(self, view: RosterView, now_s: float) -> Plan:
         """What everybody with this view finds, for `swarmd plan`."""
         quiet_s = now_s - self._map_since_s
-        return plan(view, self._needs, self._seed, self._limits, quiet_s)
+        proven = self._proven_in(view)
+        return plan(view, self._needs, self._seed, self._limits, quiet_s, proven=proven)
 
     def _followed(self, view: RosterView, now_s: float) -> Plan:
         """The same, kept: found again when claims have changed, and when capacities have, which
@@ -122,9 +131,15 @@ class Placement:
                 quiet_s,
                 tells_gain=False,
                 present=self.present,
+                proven=self._proven_in(view),
             )
             self._plan = held = (is_quiet, found)
         return held[1]
+
+    def _proven_in(self, view: RosterView) -> frozenset[PeerId] | None:
+        if self._proven is None:
+            return None
+        return frozenset(v.peer for v in view.present() if tag_of(v.peer) in self._proven)
 
     @property
     def why(self) -> str:

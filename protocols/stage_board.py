@@ -10,7 +10,7 @@ Rates are rounded to nine digits, so that sums in another order do not break tie
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from statistics import median
 
 from swarmd.protocols.ids import PeerId
@@ -20,11 +20,14 @@ DIGITS = 9
 
 
 def capacities_of(
-    records: Mapping[PeerId, PeerRecord], costs: Sequence[float]
+    records: Mapping[PeerId, PeerRecord],
+    costs: Sequence[float],
+    proven: Container[PeerId] | None = None,
 ) -> dict[PeerId, float]:
     """Work a second of each peer: its tokens a second times what a token costs where it measured.
 
-    Who has not measured counts as the median; where nobody has, all count as 1.
+    Who has not measured counts as the median; where nobody has, all count as 1. Where some are
+    proven, the median is theirs, and nobody else is believed to do more than it.
     """
     usual_cost = math.fsum(costs) / len(costs)
     known = {}
@@ -33,7 +36,10 @@ def capacities_of(
             is_placed = record.stage is not None and record.stage < len(costs)
             cost = costs[record.stage or 0] if is_placed else usual_cost
             known[peer] = record.tokens_per_s * cost
-    usual = median(known.values()) if known else 1.0
+    seen = {peer: known[peer] for peer in known if proven is None or peer in proven}
+    usual = median((seen or known).values()) if known else 1.0
+    if seen and proven is not None:
+        known = {peer: known[peer] if peer in seen else min(known[peer], usual) for peer in known}
     return {peer: known.get(peer, usual) for peer in records}
 
 
@@ -50,18 +56,25 @@ def classed(capacities: Mapping[PeerId, float], ratio: float) -> dict[PeerId, fl
 
 
 class StageBoard:
-    """Who sits where. capacities: of everybody who may be put. costs: of each stage."""
+    """Who sits where. capacities: of everybody who may be put. costs: of each stage. proven: who
+    has been seen to work; None: nobody needs to have been."""
 
-    def __init__(self, capacities: Mapping[PeerId, float], costs: Sequence[float]) -> None:
+    def __init__(
+        self,
+        capacities: Mapping[PeerId, float],
+        costs: Sequence[float],
+        proven: Container[PeerId] | None = None,
+    ) -> None:
         self._capacities = capacities
         self._costs = costs
+        self._proven = proven
         self._stage_of: dict[PeerId, int] = {}
         self._work = [0.0] * len(costs)
         self.holders: list[list[PeerId]] = [[] for _ in costs]
 
     def copy(self, capacities: Mapping[PeerId, float] | None = None) -> StageBoard:
         """The same seats; with other capacities, if given."""
-        twin = StageBoard(capacities or self._capacities, self._costs)
+        twin = StageBoard(capacities or self._capacities, self._costs, self._proven)
         twin._stage_of = dict(self._stage_of)
         twin.holders = [list(peers) for peers in self.holders]
         twin._work = list(self._work)
@@ -93,10 +106,19 @@ class StageBoard:
     def slowest_rate(self) -> float:
         return self.rate(self.slowest())
 
-    def can_spare(self, peer: PeerId, stage: int) -> bool:
-        """It sits elsewhere, and is not the last one there."""
+    def is_proven(self, peer: PeerId) -> bool:
+        return self._proven is None or peer in self._proven
+
+    def can_spare(self, peer: PeerId, stage: int, *, to_anybody: bool = False) -> bool:
+        """It sits elsewhere, and leaves behind somebody who is proven. to_anybody: or who is not.
+
+        What a stage has learned goes with its last holder, and a record is only a claim.
+        """
         source = self._stage_of.get(peer)
-        return source is not None and source != stage and len(self.holders[source]) >= 2
+        if source is None or source == stage:
+            return False
+        others = (other for other in self.holders[source] if other != peer)
+        return any(to_anybody or self.is_proven(other) for other in others)
 
     def rate_without(self, peer: PeerId) -> float:
         """Of the stage that it sits on, were it gone."""

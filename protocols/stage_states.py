@@ -24,6 +24,7 @@ from swarmd.protocols.leases import LeaseBook
 from swarmd.protocols.messages.state import ChunkRequest, StateRequest
 from swarmd.protocols.peer_setup import PeerSetup
 from swarmd.protocols.placement import Placement
+from swarmd.protocols.proven import Proven
 from swarmd.protocols.saved_ledgers import SavedLedgers, take_up
 from swarmd.protocols.saved_states import SavedState
 from swarmd.protocols.seat import Seat
@@ -50,6 +51,7 @@ class StageStates:
         )
         self.donor = StateDonor(next_number, guarded=self.guard.held)
         self.checkpoints = CheckpointKeeper(leases, next_number)
+        self._proven = Proven(leases.ledger)
         self.seat = Seat(
             own,
             Placement(own, setup.needs, setup.shape.seed, setup.assignment_limits),
@@ -99,6 +101,7 @@ class StageStates:
         if self._is_imported:
             swarm = replace(swarm, has_begun=True)  # there is a state to begin with
         coverage = swarm.coverage
+        self.seat.placement.set_proven(self._proven.look(now_s))
         for effect in self.seat.review(swarm, now_s):
             if isinstance(effect, fx.Emit) and effect.name == "state/resumes":
                 saved: SavedState = effect.fields["saved"]

@@ -16,8 +16,6 @@ from swarmd.protocols.assignment import (
     AssignmentLimits,
     Plan,
     StageNeeds,
-    assign,
-    choose_stage,
     equal_needs,
     local,
     plan,
@@ -25,6 +23,7 @@ from swarmd.protocols.assignment import (
 )
 from swarmd.protocols.messages.gossip import PeerRecord
 from swarmd.protocols.placement import Placement
+from swarmd.protocols.receipts import tag_of
 from swarmd.protocols.roster import Liveness, RosterView
 
 LIMITS = AssignmentLimits()
@@ -157,6 +156,48 @@ class TestFilling:
         assert sizes(found) == [3, 2, 1]
 
 
+class TestProof:
+    """Records are claims: what a stage has learned is left to who was seen to work."""
+
+    def proved(self, *names: str, records: tuple[PeerRecord, ...]) -> Plan:
+        proven = {peer_id(name) for name in names}
+        return plan(view_of(*records), equal_needs(2), 7, LIMITS, QUIET_S, proven=proven)
+
+    def test_last_proven_holder_stays_however_many_say_that_they_hold_its_stage(self) -> None:
+        liars = tuple(active(f"liar{n}", 0, tokens_per_s=1e12) for n in range(50))
+        found = self.proved("a", "b", records=(active("a", 0), active("b", 1), *liars))
+        assert stage_of(found, "a") == 0
+        assert found.decision == "keep"
+
+    def test_boaster_beside_an_honest_peer_moves_nobody(self) -> None:
+        liar = active("liar", 1, tokens_per_s=1e12)
+        honest = (active("a", 0), active("b", 1))
+        assert planned(*honest, liar).decision == "move", "a claim that is believed would"
+        assert self.proved("a", "b", records=(*honest, liar)).decision == "keep"
+
+    def test_of_two_proven_one_may_go(self) -> None:
+        here = (active("a", 0), active("b", 0), active("c", 0), active("d", 1))
+        assert self.proved("a", "b", "d", records=here).decision == "move"
+        assert self.proved("a", "d", records=here).decision == "keep"
+
+    def test_uncovered_stage_takes_a_proven_peer_that_leaves_a_proven_one(self) -> None:
+        liars = tuple(active(f"liar{n}", 0) for n in range(20))
+        found = self.proved("a", "b", records=(active("a", 0), active("b", 0), *liars))
+        moved = [name for name in ("a", "b") if stage_of(found, name) == 1]
+        assert len(moved) == 1
+
+    def test_uncovered_stage_takes_anybody_who_is_not_alone_before_all_stands_still(self) -> None:
+        found = self.proved(records=(active("a", 0), active("b", 0)))
+        assert found.decision == "fill"
+
+    def test_newcomers_are_placed_by_what_was_proved_and_not_by_boasts(self) -> None:
+        boaster = active("liar", 1, tokens_per_s=1e12)
+        here = (active("a", 0), active("b", 0), active("c", 1), boaster, joiner("new"))
+        assert stage_of(planned(*here), "new") == 0
+        here = (*here, active("d", 0))
+        assert stage_of(self.proved("a", "b", "c", "d", records=here), "new") == 1
+
+
 class TestMoving:
     def three_and_one(self, **fields: Any) -> list[PeerRecord]:
         return [active(name, 0, **fields) for name in "abc"] + [active("d", 1, **fields)]
@@ -274,9 +315,10 @@ def test_plan_does_not_depend_on_the_order_of_anything(
     records = [item.record for item in view.peers]
     rng.shuffle(records)
     again = view_of(*records)
-    one = assign(view, SOME_NEEDS, 3, LIMITS, QUIET_S)
-    assert one == assign(again, SOME_NEEDS, 3, LIMITS, QUIET_S)
-    assert one[0].version == assign(again, SOME_NEEDS, 3, LIMITS, QUIET_S)[0].version
+    one = plan(view, SOME_NEEDS, 3, LIMITS, QUIET_S)
+    other = plan(again, SOME_NEEDS, 3, LIMITS, QUIET_S)
+    assert one == other
+    assert one.proposal.version == other.proposal.version
 
 
 def test_map_version_says_who_holds_what_and_nothing_else() -> None:
@@ -287,13 +329,11 @@ def test_map_version_says_who_holds_what_and_nothing_else() -> None:
     assert a.version != swapped.version
 
 
-def test_choose_stage_says_why() -> None:
-    view = view_of(active("a", 0), active("b", 1), joiner("c", recent_starts=4), active("d", 1))
-    reasons = {
-        name: choose_stage(view, peer_id(name), equal_needs(2), 7, LIMITS)
-        for name in ("a", "c", "nobody")
-    }
-    assert reasons == {"a": (0, "keep"), "c": (None, "flapping"), "nobody": (None, "not_here")}
+def test_every_seat_says_why() -> None:
+    found = planned(active("a", 0), active("b", 1), joiner("c", recent_starts=4), active("d", 1))
+    seats = {name: found.seat_of(peer_id(name)) for name in ("a", "c", "nobody")}
+    shown = {name: seat and (seat.stage, seat.why) for name, seat in seats.items()}
+    assert shown == {"a": (0, "keep"), "c": (None, "flapping"), "nobody": None}
 
 
 class TestPlacement:
@@ -369,3 +409,14 @@ def test_two_that_set_out_for_the_same_stage_are_told_apart_alike() -> None:
 def test_limits_presets_differ_only_in_time_and_coarseness() -> None:
     chosen: list[Callable[[], AssignmentLimits]] = [local, AssignmentLimits]
     assert {make().gain_share_min for make in chosen} == {0.15}
+
+    def test_believes_its_plan_to_receipts_once_there_is_a_ledger(self) -> None:
+        records = (active("me", 0), active("a", 0), active("b", 1, tokens_per_s=10.0))
+        view, later_s = view_of(*records), self.limits.settling_s + 1.0
+        self.placement.review(view, 0.0)
+        assert self.placement.plan(view, later_s).decision == "move"
+        tags = {name: tag_of(peer_id(name)) for name in ("me", "a", "b")}
+        self.placement.set_proven(frozenset({tags["me"], tags["b"]}))
+        assert self.placement.plan(view, later_s).decision == "keep"
+        self.placement.set_proven(frozenset(tags.values()))
+        assert self.placement.plan(view, later_s).decision == "move"
