@@ -157,14 +157,14 @@ def _training(status: Status, width: int) -> list[str]:
         )
     if status.state == "training":
         lines += _worker(status, width)
-    if traffic.comm_s_per_round is not None:
-        planned, included = len(status.last_round.planned), len(status.last_round.included)
+    planned, included = len(status.last_round.planned), len(status.last_round.included)
+    if traffic.comm_s_per_round is not None and planned > 1:  # alone there is nothing to exchange
         blocking = f"{f.number(last.blocking_s, 1)} s blocking"
         lines += row(
             "exchange",
             [
                 f"{blocking} of {f.number(traffic.comm_s_per_round, 1)} s per round",
-                f"last round {included} of {planned} replicas" if planned else None,
+                f"last round {included} of {planned} replicas",
             ],
             width,
         )
@@ -277,7 +277,9 @@ def _counted(status: Status, width: int) -> list[str]:
                 None
                 if faults.recovery_s_max is None
                 else f"slowest recovery {f.duration(faults.recovery_s_max)}",
-                None if redone is None else f"{redone} micro-batches redone",
+                None
+                if redone is None
+                else f"{f.plural(redone, 'micro-batch', 'micro-batches')} redone",
                 None if lost is None else f"{lost} lost",
             ],
             width,

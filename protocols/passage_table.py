@@ -40,12 +40,13 @@ class PassageTable:
         router: Router,
         next_job_id: Callable[[], int],
         round_number: int,
+        faults: FaultLog,
     ) -> None:
         self.shape = shape
         self.bounds = bounds
         self.effects: list[Effect] = []
         self.counters = Counters()
-        self.faults = FaultLog()
+        self.faults = faults
         self.loss = LossMeter()
         self.lane = Lane(shape, bounds.lane_depth, next_job_id, self.effects, self.counters)
         self.hop = Hop(shape, bounds, router, self.effects, self.counters, self.faults)

@@ -46,7 +46,12 @@ from swarmd.protocols.messages import pipeline as wire
 from swarmd.protocols.passage import Phase
 from swarmd.protocols.passage_table import PassageTable
 from swarmd.protocols.pipeline_shape import PipelineLimits, PipelineShape
-from swarmd.protocols.pipeline_statistics import PipelineStatistics, WaitBook, Waiting
+from swarmd.protocols.pipeline_statistics import (
+    FaultLog,
+    PipelineStatistics,
+    WaitBook,
+    Waiting,
+)
 from swarmd.protocols.routing import Candidate, Router
 
 WAKE = "pipeline/wake"
@@ -71,10 +76,14 @@ class Pipeline:
         bounds: PipelineLimits,
         next_job_id: Callable[[], int],
         round_number: int = 0,
+        faults: FaultLog | None = None,
     ) -> None:
+        """faults: of this stage's former pipelines, to be gone on with."""
         self.shape = shape
         self.bounds = bounds
-        self._table = PassageTable(shape, bounds, router, next_job_id, round_number)
+        self._table = PassageTable(
+            shape, bounds, router, next_job_id, round_number, faults or FaultLog()
+        )
         self._callee = Callee(self._table, round_number)
         self._caller = Caller(self._table)
         self._results = JobResults(self._table)

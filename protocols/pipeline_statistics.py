@@ -180,3 +180,9 @@ class PipelineStatistics:
     fault_last: Fault | None
     recovery_s_last: float | None
     recovery_s_max: float | None
+
+    @property
+    def micro_batches_per_s(self) -> float:
+        """While it computed, that is."""
+        busy_s = self.wait_s.get("computing", 0.0)
+        return self.counters.counted / busy_s if busy_s else 0.0

@@ -21,7 +21,6 @@ from swarmd.protocols.ids import MicroBatchId, PeerId
 from swarmd.protocols.leases import LeaseBook
 from swarmd.protocols.limits import ROUNDS_OPEN_MAX
 from swarmd.protocols.loss_book import LossBook
-from swarmd.protocols.lost_steps import LostSteps
 from swarmd.protocols.messages import is_of, mixing, state
 from swarmd.protocols.messages import pipeline as pipeline_messages
 from swarmd.protocols.pace import Pace
@@ -32,6 +31,7 @@ from swarmd.protocols.reasons import Reason, worker_lost
 from swarmd.protocols.round_work import RoundWork
 from swarmd.protocols.routing import Candidate, Router
 from swarmd.protocols.set_aside import SetAside
+from swarmd.protocols.stage_past import StagePast
 from swarmd.protocols.stage_states import StageStates, release
 
 INNER = ("pipeline/", "state/", "rounds/", "mixing/")
@@ -67,7 +67,7 @@ class StageWork:
         self._is_draining = False
         self._fields: dict[str, Any] = {}
         self._set_aside = SetAside(self._next_number)
-        self.lost_steps = LostSteps()
+        self.past = StagePast()
 
     @property
     def stage(self) -> int | None:
@@ -136,6 +136,7 @@ class StageWork:
             bounds=self.setup.pipeline_limits,
             next_job_id=self._next_number,
             round_number=min(self.round, self.shape.rounds - 1),
+            faults=self.past.faults,
         )
         self.donor.stage, self.donor.round = self.stage, self.round
         self._fields["round"] = self.round
@@ -159,19 +160,19 @@ class StageWork:
             return []
         lost = self.round - self.seat.round
         inner_steps = self.shape.inner_steps
-        self.lost_steps.went_on(self.round * inner_steps, self.seat.round * inner_steps)
+        self.past.went_on(self.round * inner_steps, self.seat.round * inner_steps)
         fields = {"stage": stage, "round": self.round, "saved_round": self.seat.round}
         return [fx.Emit("state_restored", {**fields, "rounds_lost": lost})]
 
     def _worker_lost(self, event: fx.Event, text: str, code: str, now_s: float) -> list[fx.Effect]:
         effects: list[fx.Effect] = []
         if self.pipeline is not None:
-            self.lost_steps.worker_died(self.step_of(self.pipeline.statistics(now_s).last_step))
+            self.past.worker_died(self.step_of(self.pipeline.statistics(now_s).last_step))
             effects = self.pipeline.handle(event, now_s)
         if self.rounds is not None:
             effects += self.rounds.handle(event, now_s)
         effects = self._wire(effects, now_s)  # what it held expires, and its leases go back
-        self.pipeline = None
+        self._drop_pipeline(now_s)
         self.checkpoints.forget()
         self._set_aside.cancel()
         self.donor.forget()
@@ -181,6 +182,11 @@ class StageWork:
         self.worker_losses += 1
         self.resources = worker_lost(code, text, self.stage)
         return [*effects, fx.Emit("worker_died", {"code": code, "text": text})]
+
+    def _drop_pipeline(self, now_s: float) -> None:
+        if self.pipeline is not None:
+            self.past.ended(self.pipeline.statistics(now_s))
+        self.pipeline = None
 
     def _next_number(self) -> int:
         """Job ids and file tokens: one count for all."""
@@ -308,10 +314,10 @@ class StageWork:
         before = self.stage
         effects = self.states.review(swarm, now_s)
         if self.stage != before:
-            self.lost_steps.stage_changed()
+            self.past.stage_changed()
         if self.stage != before and self.pipeline is not None:
             effects += self.pipeline.drain(True, now_s)
-            self.pipeline = None
+            self._drop_pipeline(now_s)
             self.donor.forget()
             if self.rounds is not None:
                 effects += self.rounds.keeper.stop(now_s)
@@ -357,7 +363,8 @@ class StageWork:
             return effects
         if self.rounds is not None:
             effects = [*self.rounds.keeper.stop(now_s), *effects]
-        self.pipeline, self.rounds = None, None
+        self._drop_pipeline(now_s)
+        self.rounds = None
         self.checkpoints.forget()
         self.donor.forget()
         self.seat.put_away(self.round)
@@ -401,9 +408,7 @@ class StageWork:
         """What the stage could do here if nothing held it up: tokens over computing seconds."""
         if self.pipeline is None:
             return 0.0
-        told = self.pipeline.statistics(now_s)
-        busy_s = told.wait_s.get("computing", 0.0)
-        return told.counters.counted * self.shape.micro_batch_tokens / busy_s if busy_s else 0.0
+        return self.pipeline.statistics(now_s).micro_batches_per_s * self.shape.micro_batch_tokens
 
 
 def _without_lease(micro_batch: MicroBatchId, error: LocalProtocolError) -> list[fx.Effect]:

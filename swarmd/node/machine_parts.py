@@ -190,13 +190,12 @@ class MachineParts:
         compute_s = told.wait_s.get("computing", 0.0)
         wait_s = sum(seconds for code, seconds in told.wait_s.items() if code != "computing")
         tokens = told.counters.counted * machine.shape.micro_batch_tokens
-        begun_s = machine.work.first_done_s
-        spent_s = self.now_s - begun_s if begun_s is not None else 0.0
+        begun_s, total = machine.work.first_done_s, compute_s + wait_s
+        spent_s = 0.0 if begun_s is None else min(self.now_s - begun_s, total)
         tokens_per_s = tokens / spent_s if spent_s > 1 else None
         flops_per_s, peak = None, self.gauges.peak_flops_per_s
         if tokens_per_s is not None:
             flops_per_s = tokens_per_s * flops_per_token(self.run, machine.work.stage or 0)
-        total = compute_s + wait_s
         return Throughput(
             tokens_per_s_swarm=self.gauges.tokens_per_s_swarm,
             tokens_per_s_self=tokens_per_s,
@@ -251,19 +250,19 @@ class MachineParts:
 
     def _faults(self) -> Faults:
         machine = self.machine
-        if self.pipeline is None:
-            return Faults()
-        told = self.pipeline
+        faults, redone = machine.work.past.faults, machine.work.past.redone
+        if self.pipeline is not None:
+            redone += self.pipeline.counters.redone
         lost = sum(found.last - found.first + 1 for found in machine.leases.ledger.lost())
         return Faults(
-            count=told.faults,
-            recovery_s_last=told.recovery_s_last,
-            recovery_s_max=told.recovery_s_max,
+            count=faults.count,
+            recovery_s_last=faults.recovery_s_last,
+            recovery_s_max=faults.recovery_s_max,
             lost_micro_batches=lost,
-            redone_micro_batches=told.counters.redone,
+            redone_micro_batches=redone,
             lost_tokens=lost * machine.shape.micro_batch_tokens,
-            lost_inner_steps=machine.work.lost_steps.count,
-            last=LastFault() if told.fault_last is None else self._last_fault(told.fault_last),
+            lost_inner_steps=machine.work.past.lost_steps,
+            last=LastFault() if faults.last is None else self._last_fault(faults.last),
         )
 
     def _last_fault(self, fault: Fault) -> LastFault:

@@ -154,9 +154,11 @@ class PeerNode:
         self.ports_changed = transport.ports_changed
         for wanted, used in self.ports_changed.items():
             log.warning("port_changed wanted=%d used=%d", wanted, used)
+        if self.ports_changed:
+            changed = sorted(self.ports_changed.items())
             self.reporter.health.hold(
                 "port_changed",
-                f"port {wanted} is taken, {used} is used instead",
+                ", ".join(f"port {wanted} is taken: {used} instead" for wanted, used in changed),
                 impact="addresses that others remember may lead elsewhere",
                 fix="free the port, or choose another one with `--port`",
             )

@@ -11,6 +11,7 @@ import trio
 from command_line import FakeDaemon, swarmd
 from status_samples import RUN_ID
 
+from swarmd.devices import DeviceTable
 from swarmd.errors import UserError
 from swarmd.home import Home
 from swarmd.home_files import LastExit, write_last_exit
@@ -76,7 +77,11 @@ def test_each_further_device_is_a_companion_s(home: Home, started: list[Any]) ->
 
 
 @pytest.mark.process
-def test_several_gpus_are_looked_at_before_anything_starts(home: Home, started: list[Any]) -> None:
+def test_several_gpus_are_looked_at_before_anything_starts(
+    home: Home, started: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = DeviceTable(torch_version="2.13.0", cpu_name="a processor")
+    monkeypatch.setattr("swarmd.device_probe.probe_devices", lambda: table)
     found = swarmd("join", LINK, "--gpu", "998", "--gpu", "999", "--json", home=home)
     assert (found.code, found.error["code"]) == (2, "device_missing")
     assert "--device cpu" in found.error["hint"]

@@ -5,6 +5,7 @@ Waits are for conditions, never for times; how long things take is the business 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -60,6 +61,16 @@ def processes_below(folder: Path) -> list[psutil.Process]:
     return found
 
 
+def workers_of(process: subprocess.Popen[str]) -> list[psutil.Process]:
+    """Compute workers that it has started, by way of its daemons."""
+    found = []
+    for child in psutil.Process(process.pid).children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if "swarmd.compute.child" in child.cmdline():
+                found.append(child)
+    return found
+
+
 def wait_for(condition: Any, what: str) -> Any:
     deadline_s = time.monotonic() + LIMIT_S
     while time.monotonic() < deadline_s:
@@ -100,14 +111,14 @@ def test_four_peers_on_two_stages_learn_and_lose_a_replica(tmp_path: Path) -> No
     """Training goes on without the dead one, and each index of each round ends exactly once."""
     code, found = run_local(
         tmp_path / "swarm",
-        *("--peers", "4", "--stages", "2", "--steps", "16", "--inner-steps", "8"),
-        *("--event", "step=4 kill p3"),
+        *("--peers", "4", "--stages", "2", "--steps", "8", "--inner-steps", "4"),
+        *("--event", "step=2 kill p3"),
     )
     assert code == 0, found["failed_conditions"]
     assert found["outcome"] == "target_reached"
-    assert found["steps"] == 16
+    assert found["steps"] == 8
     assert found["loss_last"] < found["loss_first"]
-    assert found["audit"] == {"samples": 16 * 32, "gaps": 0, "repeats": 0}
+    assert found["audit"] == {"samples": 8 * 32, "gaps": 0, "repeats": 0}
     assert found["lost_micro_batches"] == 0
     assert found["events"][0]["outcome"] == "done"
     assert found["boundary"]["compression_ratio"] >= 5.0
@@ -161,15 +172,13 @@ def test_however_the_command_ends_nothing_is_left(
     how: signal.Signals, tmp_path: Path, background: Any
 ) -> None:
     process = background("--peers", "2", "--stages", "2", "--steps", "500", "--plain")
-    home = tmp_path / "swarm" / "p0"
-
-    def trains() -> bool:
-        status = status_of(home)
-        return status is not None and status["state"] == "training"
-
-    wait_for(trains, "p0 trains")
+    began: list[psutil.Process] = wait_for(
+        lambda: len(workers_of(process)) == 2 and psutil.Process(process.pid).children(True),
+        "two daemons, each with its worker",
+    )
     process.send_signal(how)
     process.communicate(timeout=LIMIT_S)
     assert process.returncode == (-9 if how == signal.SIGKILL else 143)
-    wait_for(lambda: not processes_below(tmp_path), "every process is gone")
-    assert status_of(home) is None
+    wait_for(lambda: not any(one.is_running() for one in began), "each of them is gone")
+    wait_for(lambda: not processes_below(tmp_path), "and nothing else is there")
+    assert status_of(tmp_path / "swarm" / "p0") is None

@@ -17,8 +17,8 @@ from swarmd.node.swarm_speed import SETTLE_S, WINDOW_S, SwarmSpeed
 from swarmd.node.traffic_rates import TrafficRates
 from swarmd.peer_config import PeerConfig
 from swarmd.protocols.ids import PeerId
-from swarmd.protocols.lost_steps import LostSteps
 from swarmd.protocols.raw_by_peer import PEERS_MAX, RawByPeer
+from swarmd.protocols.stage_past import StagePast
 
 
 def speed_over(points: list[tuple[float, int]]) -> list[float | None]:
@@ -110,14 +110,14 @@ def test_raw_bytes_are_told_apart_by_peer_up_to_a_bound() -> None:
 
 
 def test_steps_are_lost_only_with_a_state_that_is_older_than_they_are() -> None:
-    lost = LostSteps()
-    lost.worker_died(47)
-    lost.went_on(begun=40, saved=40)
-    assert lost.count == 7, "the inner steps of the round that had begun"
-    lost.worker_died(53)
-    lost.stage_changed()
-    lost.went_on(begun=60, saved=40)
-    assert lost.count == 27, "two rounds of another stage, and none of ours"
+    past = StagePast()
+    past.worker_died(47)
+    past.went_on(begun=40, saved=40)
+    assert past.lost_steps == 7, "the inner steps of the round that had begun"
+    past.worker_died(53)
+    past.stage_changed()
+    past.went_on(begun=60, saved=40)
+    assert past.lost_steps == 27, "a round of another stage, and none of the steps in it"
 
 
 def loader(**values: Any) -> Any:

@@ -15,6 +15,7 @@ from status_samples import peer_rows, training_status
 from swarmd.home import find_home
 from swarmd.peers_record import Peers
 from swarmd.settings import HostPort
+from swarmd.status import Refusals
 from swarmd.web.serve import Shown, WebServers
 
 NAMES = ("chromium", "chromium-browser", "google-chrome")
@@ -57,7 +58,9 @@ async def test_page_shows_the_swarm_and_a_name_is_only_a_name(tmp_path: Path) ->
     home.create()
     rows = peer_rows()
     rows = [replace(row, name=HOSTILE) if row.name == "birch" else row for row in rows]
-    shown = Shown(status=training_status, peers=lambda: Peers(peers=rows), events=lambda count: [])
+    refused = Refusals(total=12, by_code={"half_open_evicted": 3, "bad_certificate": 9})
+    status = replace(training_status(), refused=refused)
+    shown = Shown(status=lambda: status, peers=lambda: Peers(peers=rows), events=lambda count: [])
     servers = WebServers(home, shown, say=lambda line: None)
     servers.open(web=HostPort("127.0.0.1", 0), metrics=None)
     async with trio.open_nursery() as nursery:
@@ -71,6 +74,8 @@ async def test_page_shows_the_swarm_and_a_name_is_only_a_name(tmp_path: Path) ->
     for name in ("elm", "fir", "hazel", "oak"):
         assert name in text_of(dom, "peers")
     assert "3.412" in text_of(dom, "figures")
+    told = "12 at our ports: 9 bad certificate, 3 half open evicted"
+    assert told in text_of(dom, "figures")
     assert "&lt;img src=x" in dom
     assert "<img" not in dom
     assert "owned" not in re.findall(r"<title>(.*?)</title>", dom)[0]

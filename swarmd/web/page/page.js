@@ -52,6 +52,12 @@ function facts(list, rows) {
 
 // ------------------------------------------------------------------------------------- the sections
 
+function refusedAtPorts(refused) {
+  if (!refused.total) return null;
+  const kinds = Object.entries(refused.by_code).sort((one, other) => other[1] - one[1]);
+  return `${scaled(refused.total)} at our ports: ${kinds.map(([code, count]) => `${count} ${code.replaceAll("_", " ")}`).join(", ")}`;
+}
+
 function showNow(status) {
   const { peer, run, progress, throughput, communication, contribution, faults, resources } = status;
   byId("peer").textContent = called(peer);
@@ -75,11 +81,12 @@ function showNow(status) {
   const total = communication.total;
   facts(byId("figures"), [
     ["loss", `${fixed(progress.loss, 3)} now, ${fixed(progress.loss_first, 3)} at first, ${fixed(progress.loss_heldout, 3)} held out`],
-    ["speed", `${scaled(throughput.tokens_per_s_self)} tok/s here · ${scaled(throughput.tokens_per_s_swarm)} tok/s swarm · MFU ${percent(throughput.mfu)} · utilisation ${percent(throughput.compute_utilisation)}`],
+    ["speed", `${scaled(throughput.tokens_per_s_self)} tok/s here · ${scaled(throughput.tokens_per_s_swarm)} tok/s swarm${known(throughput.mfu) ? ` · MFU ${percent(throughput.mfu)}` : ""} · utilisation ${percent(throughput.compute_utilisation)}`],
     ["traffic", `sent ${scaled(total.wire_bytes_sent, "B")} for ${scaled(total.raw_bytes_sent, "B")} raw · received ${scaled(total.wire_bytes_received, "B")}`],
     ["counted", `${scaled(contribution.micro_batches)} micro-batches · ${scaled(contribution.tokens)} tokens`],
     ["faults", faults.count ? `${faults.count} · ${faults.redone_micro_batches ?? 0} redone · ${faults.lost_micro_batches ?? 0} lost` : null],
     ["machine", `${peer.device.name || peer.device.kind || "-"} · ${scaled(resources.rss_bytes, "B")} resident · ${fixed(resources.cpu_share, 1)} cores`],
+    ["refused", refusedAtPorts(status.refused)],
     ...status.slots.filter((slot) => slot.home).map((slot) => ["also", `${slot.device} · ${known(slot.stage) ? `stage ${slot.stage}` : "no stage"} · ${slot.state}`]),
   ]);
   byId("health").replaceChildren(...status.health.items.map((item) => {
