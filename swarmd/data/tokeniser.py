@@ -19,7 +19,7 @@ from numpy.typing import DTypeLike, NDArray
 
 from swarmd.data import INSTALL_HINT
 from swarmd.data.documents import EXIT_BAD_CONFIG, DataMissing
-from swarmd.data.word_cache import WordCache, ascii_rule
+from swarmd.data.word_cache import SHOWN, WordCache, ascii_rule
 from swarmd.errors import UserError
 from swarmd.tokeniser_files import NAME, cached_file, find, keep, name_of
 
@@ -113,17 +113,28 @@ class JsonTokeniser:
             )
         self.separator: int = known[0]
         rule = ascii_rule(body)
-        self._words = WordCache(self._ids, self.dtype, rule) if rule else None
+        self._model = self._inner.model
+        self._words = WordCache(self._ids_of_words, self.dtype, rule) if rule else None
 
     def encode(self, texts: Sequence[bytes]) -> list[NDArray[Any]]:
-        decoded = [text.decode() for text in texts]
         if self._words is not None:
-            return self._words.encode(decoded)
+            return self._words.encode(texts)
+        decoded = [text.decode() for text in texts]
         return [np.array(ids, dtype=self.dtype) for ids in self._ids(decoded)]
 
     def _ids(self, texts: list[str]) -> list[list[int]]:
         found = self._inner.encode_batch_fast(texts, add_special_tokens=False)
         return [item.ids for item in found]
+
+    def _ids_of_words(self, words: list[str]) -> list[list[int]]:
+        """ASCII words are what the rule gives, and need only be merged: a third of the time."""
+        others = [word for word in words if not word.isascii()]
+        known = dict(zip(others, self._ids(others), strict=True)) if others else {}
+        merge = self._model.tokenize
+        return [
+            known[word] if word in known else [token.id for token in merge(word.translate(SHOWN))]
+            for word in words
+        ]
 
     def decode(self, ids: NDArray[Any]) -> bytes:
         parts: list[list[int]] = [[]]

@@ -1,13 +1,16 @@
-"""Byte-pair encoding at the speed of a dictionary: what lies between two spaces is encoded once.
+"""Byte-pair encoding at the speed of a table: what lies between two spaces is encoded once.
 
 A vocabulary's rule first cuts a text into words and merges bytes within each. The rules of GPT-2
 and its successors always cut before a space that follows anything but white space, and before a
 line's end that follows an ASCII letter or digit; nothing before such a cut changes what comes after
-it. So a text can be cut there by Python's `split`, each piece looked up, and the ids joined, and
-they are those of the whole text. Texts are mostly words that were seen before: of a corpus nearly
-all pieces are found, and only the others go through the `tokenizers` library.
+it. So a text can be cut there, each piece looked up (piece_table.py), and the ids joined, and they
+are those of the whole text. Texts are mostly words that were seen before: of a corpus nearly all
+pieces are found, and only the others go through the `tokenizers` library.
 
-Whether a tokenizer.json has such a rule is read from the file (`can_cut`); one that normalises,
+Cuts are found in the bytes of all texts at once. What the last byte of a character may be in UTF-8
+tells whether it may be white space; where it may, there is no cut, and the piece is longer.
+
+Whether a tokenizer.json has such a rule is read from the file (`ascii_rule`); one that normalises,
 adds a space in front, or knows words with spaces in them is used as it is.
 """
 
@@ -15,19 +18,33 @@ from __future__ import annotations
 
 import json
 import re
+from array import array
 from collections.abc import Callable, Sequence
+from itertools import pairwise
+from string import ascii_letters, digits
 from typing import Any
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-KEPT, HERE, WHOLE = "\ue000", "\ue001", "\ue002"
-"""Private characters: a space that is no cut; a cut without a space; a text that is not cut, since
-it has one of these itself."""
-AFTER_WHITE = re.compile(r"(?<=\s) +")
-LINE_END = re.compile(r"(?<=[A-Za-z0-9])\n")
-REMEMBERED_MAX, CHARS_MAX = 500_000, 16_000_000
-"""Remembered; some 100 MB. When there are more, all are forgotten: the common ones soon return."""
+from swarmd.data.piece_table import PADDING, PieceTable, Places
+
+WHITE = "\t\n\x0b\x0c\r\x1c\x1d\x1e\x1f \x85\xa0\u1680\u2028\u2029\u202f\u205f\u3000" + "".join(
+    map(chr, range(0x2000, 0x200B))
+)
+"""All characters that are white space."""
+SPACE, LINE_END = ord(" "), ord("\n")
+AFTER_WORD = np.ones(256, dtype=np.bool_)
+"""By the byte before: a space begins a piece."""
+AFTER_WORD[[character.encode()[-1] for character in WHITE]] = False
+AFTER_LETTER = np.zeros(256, dtype=np.bool_)
+"""By the byte before: a line's end begins a piece."""
+AFTER_LETTER[np.frombuffer((ascii_letters + digits).encode(), dtype=np.uint8)] = True
+REMEMBERED_MAX, BYTES_MAX = 1_000_000, 32_000_000
+"""Remembered; some 200 MB. When there are more, all are forgotten: the common ones soon return."""
+
+SHOWN = {code: chr(256 + number) for number, code in enumerate([*range(33), 127])}
+"""How byte-level vocabularies write the ASCII characters that cannot be seen."""
 
 GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 _CL100K = (
@@ -79,40 +96,46 @@ def _rule(plain: dict[str, Any]) -> str | None:
 
 
 class WordCache:
-    """Ids of pieces and words, as bytes of the tokeniser's type."""
+    """Ids of pieces, and of the words that new pieces are made of."""
 
     def __init__(self, encode: Encode, dtype: DTypeLike, rule: re.Pattern[str]) -> None:
         self._encode = encode
-        self._dtype = np.dtype(dtype)
+        self._typecode = np.dtype(dtype).char
         self._rule = rule
-        self._pieces: dict[str, bytes] = {}
+        self._pieces = PieceTable(dtype)
         self._words: dict[str, bytes] = {}
-        self._chars = 0
+        self._bytes = 0
 
     @property
     def size(self) -> int:
         return len(self._pieces) + len(self._words)
 
-    def encode(self, texts: Sequence[str]) -> list[NDArray[Any]]:
+    def encode(self, texts: Sequence[bytes]) -> list[NDArray[Any]]:
         """One array a text, as if each had been encoded whole."""
-        cut = [_cut(text) for text in texts]
-        self._learn_pieces(set().union(*cut))
-        look_up = self._pieces.__getitem__
-        joined = [b"".join(map(look_up, pieces)) for pieces in cut]
-        if self.size > REMEMBERED_MAX or self._chars > CHARS_MAX:
+        data = b"".join((*texts, PADDING))
+        text_ends = np.cumsum([len(text) for text in texts], dtype=np.int64)
+        starts = _cuts(data, text_ends)
+        places = Places(data, starts, np.diff(starts, append=text_ends[-1:]))
+        first, count = self._pieces.find(places)
+        if (count < 0).any():
+            self._learn(set(places.pieces(np.flatnonzero(count < 0))))
+            first, count = self._pieces.find(places)
+        ids = self._pieces.join(first, count)
+        ids_before = np.concatenate([[0], np.cumsum(count)])
+        ends = ids_before[np.searchsorted(starts, text_ends)].tolist()
+        if self.size > REMEMBERED_MAX or self._bytes > BYTES_MAX:
             self._pieces.clear()
             self._words.clear()
-            self._chars = 0
-        return [np.frombuffer(body, dtype=self._dtype) for body in joined]
+            self._bytes = 0
+        return [ids[start:end] for start, end in pairwise([0, *ends])]
 
-    def _learn_pieces(self, pieces: set[str]) -> None:
-        known = self._pieces
-        unknown = {piece: self._words_of(_text(piece)) for piece in pieces if piece not in known}
-        self._learn_words(set().union(*unknown.values()))
+    def _learn(self, unknown: set[bytes]) -> None:
+        pieces = sorted(unknown)
+        words = [self._words_of(piece.decode()) for piece in pieces]
+        self._learn_words(set().union(*words))
         look_up = self._words.__getitem__
-        for piece, words in unknown.items():
-            known[piece] = b"".join(map(look_up, words))
-            self._chars += len(piece)
+        self._pieces.put(pieces, [b"".join(map(look_up, some)) for some in words])
+        self._bytes += sum(map(len, pieces))
 
     def _words_of(self, text: str) -> list[str]:
         return self._rule.findall(text) if text.isascii() else [text]
@@ -122,21 +145,21 @@ class WordCache:
         if not unknown:
             return
         for word, ids in zip(unknown, self._encode(unknown), strict=True):
-            self._words[word] = np.array(ids, dtype=self._dtype).tobytes()
-            self._chars += len(word)
+            self._words[word] = array(self._typecode, ids).tobytes()
+            self._bytes += len(word)
 
 
-def _cut(text: str) -> list[str]:
-    """Pieces, each without the space that it begins with."""
-    if KEPT in text or HERE in text or WHOLE in text:
-        return [WHOLE + text]
-    text = AFTER_WHITE.sub(lambda found: KEPT * len(found[0]), text)
-    return (HERE + LINE_END.sub(f" {HERE}\n", text)).split(" ")
-
-
-def _text(piece: str) -> str:
-    """What a piece stands for."""
-    if piece.startswith(WHOLE):
-        return piece[1:]
-    start, rest = ("", piece[1:]) if piece.startswith(HERE) else (" ", piece)
-    return start + rest.replace(KEPT, " ")
+def _cuts(data: bytes, text_ends: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Where pieces begin: at each text's start, and where the rules cut. data: with padding."""
+    found = np.frombuffer(data, dtype=np.uint8)
+    before = found[:-1]
+    here = found[1:]
+    places = np.flatnonzero((here == SPACE) | (here == LINE_END))
+    last = before[places]
+    is_cut = np.where(here[places] == SPACE, AFTER_WORD[last], AFTER_LETTER[last])
+    begins = np.zeros(len(found), dtype=np.bool_)
+    begins[places[is_cut] + 1] = True
+    begins[0] = True
+    begins[text_ends] = True
+    begins[text_ends[-1:].sum() :] = False
+    return np.flatnonzero(begins)

@@ -39,6 +39,12 @@ def first_s(swarm: Daemons, name: str) -> float | None:
     return found
 
 
+def seconds_by_reason(swarm: Daemons, name: str) -> dict[str, float]:
+    """What its present life was spent on, as far as it took a second."""
+    found = swarm.status(name)["time"]["by_reason"]
+    return {reason: round(seconds, 1) for reason, seconds in found.items() if seconds >= 1.0}
+
+
 def is_busy(swarm: Daemons, name: str) -> bool:
     """A head that has led in this life, and is in the middle of something."""
     return first_s(swarm, name) is not None and swarm.status(name)["data"]["leases_held"] > 0
@@ -118,6 +124,7 @@ def kill_one(swarm: Daemons, rng: random.Random, progress: Progress, number: int
         LIMIT_S,
     )
     back_s = first_s(swarm, name)
+    by_reason = seconds_by_reason(swarm, name)
     (other,) = set(HEADS) - {name}
     is_alone = first_s(swarm, other) is None
     swarm.kill(name)
@@ -125,7 +132,7 @@ def kill_one(swarm: Daemons, rng: random.Random, progress: Progress, number: int
     print(
         f"kill {number}: {name} at sample {progress.samples}, {back_s} s after its start to its "
         f"first; without progress for {progress.still_s:.1f} s at most since the kill before"
-        f"{f'; {other} was not back yet' if is_alone else ''}",
+        f"{f'; {other} was not back yet' if is_alone else ''}; {by_reason}",
         flush=True,
     )
 

@@ -10,17 +10,17 @@ from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_toke
 
 from swarmd.data import word_cache
 from swarmd.data.tokeniser import JsonTokeniser
-from swarmd.data.word_cache import GPT2, HERE, KEPT, RULES, WHOLE, WordCache, ascii_rule
+from swarmd.data.word_cache import GPT2, RULES, WHITE, WordCache, ascii_rule
 
 TEXTS = [
     "The cat's dog isn't here.  I'LL say: 12345 and 678, don't you?\n\n\tfor x in range(10):\n",
     "    return self.x\n        if y:\n  \n z \u00a0 w\u2003 v\r\n\r\n  a'sb 's\x85 \x1c q",
     "Привет мир, как дела? 日本語 テキスト naïve café e\u0301 ½ ²  \u3000 end!\n? ...\n--\n",
 ] * 3
-WHITE = [" ", " ", "  ", "\n", "\r", "\t", "\x0b", "\x1c", "\x85", "\u00a0", "\u2003", "\u2028"]
+SPACES = [" ", " ", "  ", "\n", "\r", "\t", "\x0b", "\x1c", "\x85", "\u00a0", "\u2003", "\u2028"]
 WORDS = ["'", "'s", "'LL", "a", "Foo", "bar9", "12", "7", "é", "e\u0301", "日", "²", "_", ".", "!"]
-ODD = ["--", "🙂", KEPT, HERE, "\ud7ff", "\u200b"]
-PIECES = st.sampled_from(WHITE + WORDS + ODD)
+ODD = ["--", "🙂", "\0", "\ue000", "\ud7ff", "\u200b", "Рах", "antidisestablishment"]
+PIECES = st.sampled_from(SPACES + WORDS + ODD)
 ANY_TEXT = st.lists(PIECES, max_size=30).map("".join) | st.text(max_size=30)
 
 
@@ -54,8 +54,8 @@ def pair(request) -> tuple[JsonTokeniser, JsonTokeniser]:
 
 
 @settings(max_examples=150, deadline=None)
-@example(["a  b", " a", "a ", "", " ", "foo\n bar", "foo.\n\n bar", "1\n2 3", f"x{KEPT} y{HERE}\n"])
-@example([f"{WHOLE} a  b", f"{HERE} a\n b", "don't  'S 'll\u00a0 x"])
+@example(["a  b", " a", "a ", "", " ", "foo\n bar", "foo.\n\n bar", "1\n2 3", "x\0 y\0\n"])
+@example(["12345678 1234567890123456", "а б\n b", "don't  'S 'll\u00a0 x"])
 @given(texts=st.lists(ANY_TEXT, max_size=4))
 def test_every_text_has_the_ids_that_it_has_whole(pair, texts):
     cutting, whole = pair
@@ -84,10 +84,15 @@ def test_a_word_is_encoded_once():
     rule = ascii_rule(body_of(None))
     assert rule is not None
     cache = WordCache(encode, np.uint16, rule)
-    found = cache.encode(["one two, one", " two  three", "one,", "naïve café"])
+    texts = ["one two, one", " two  three", "one,", "naïve café"]
+    found = cache.encode([text.encode() for text in texts])
     expected = [[3, 4, 1, 4], [4, 1, 6], [3, 1], [5, 5]]
     assert [ids.tolist() for ids in found] == expected
     assert sorted(asked) == [" ", " café", " one", " three", " two", ",", "naïve", "one"]
+
+
+def test_every_kind_of_white_space_is_known():
+    assert set(WHITE) == {chr(code) for code in range(0x110000) if chr(code).isspace()}
 
 
 def test_a_file_that_does_more_than_cut_and_merge_is_used_as_it_is():
