@@ -156,14 +156,12 @@ def plan(
     quiet_s: float,
     *,
     tells_gain: bool = True,
-    present: StageMap | None = None,
     proven: Container[PeerId] | None = None,
 ) -> Plan:
     """The whole of it. quiet_s: for how long the stage map has not changed, as we saw it.
 
-    tells_gain: work it out also of a move that is not due, for people to read. present: the view's
-    stage_map, where it is known. proven: who has been seen to work (receipts.py), since anybody can
-    say that it holds a stage; None: all are believed.
+    tells_gain: work it out also of a move that is not due, for people to read. proven: who has been
+    seen to work (receipts.py), since anybody can say that it holds a stage; None: all are believed.
     """
     table = _Table(view, needs, seed, limits, proven)
     table.seat_holders()
@@ -182,9 +180,8 @@ def plan(
         tuple(tuple(sorted(peers)) for peers in table.board.holders),
         tuple(sorted(peer for peer, seat in table.seats.items() if seat.stage is None)),
     )
-    return Plan(
-        present or stage_map(view, needs.stages), proposal, table.seats, decision, gain, why
-    )
+    present = stage_map(view, needs.stages)
+    return Plan(present, proposal, table.seats, decision, gain, why)
 
 
 @lru_cache(maxsize=4_096)

@@ -42,6 +42,7 @@ Topic = tuple[PeerId, str]
 
 @dataclass(slots=True)
 class _Piece:
+    topic: Topic
     news: News
     size_bytes: int
     haste: Haste
@@ -85,7 +86,7 @@ class Dissemination:
             most_told = max(self._pieces, key=lambda key: (self._pieces[key].times, key))
             del self._pieces[most_told]
             self.dropped += 1
-        self._pieces[topic] = _Piece(news, size_of(news), haste, set(told))
+        self._pieces[topic] = _Piece(topic, news, size_of(news), haste, set(told))
 
     def known_by(self, topic: Topic, news: News, peer: PeerId) -> None:
         """A link just gave us what we were about to tell it."""
@@ -101,16 +102,16 @@ class Dissemination:
         """What to tell this link now, within the bounds of one message."""
         if not self._pieces:
             return (), ()
-        waiting = [item for item in self._pieces.items() if link not in item[1].told]
+        waiting = [piece for piece in self._pieces.values() if link not in piece.told]
         if not waiting:
             return (), ()
         if len(waiting) > PIECES_THAT_FIT:
             waiting.reverse()
-            waiting.sort(key=lambda item: item[1].times)
+            waiting.sort(key=lambda piece: piece.times)
         room_bytes = NEWS_BYTES_MAX
         records: list[SignedRecord] = []
         rumours: list[Rumour] = []
-        for topic, piece in waiting:
+        for piece in waiting:
             news = piece.news
             if piece.size_bytes > room_bytes:
                 break
@@ -126,7 +127,7 @@ class Dissemination:
             piece.told.add(link)
             piece.times += 1
             if piece.times >= PROGRESS_TELLINGS and piece.haste is Haste.WHENEVER:
-                del self._pieces[topic]
+                del self._pieces[piece.topic]
         return tuple(records), tuple(rumours)
 
     @property

@@ -11,13 +11,14 @@ Timers are named: setting one again replaces it, so nothing has to be cancelled 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import IntEnum
 from typing import Any, Protocol
 
 from swarmd.protocols.ids import PeerId
 from swarmd.protocols.jobs import BufferRef, Job, JobFailure, JobResult
 from swarmd.protocols.messages import Message
+from swarmd.protocols.values import value
 
 
 class Priority(IntEnum):
@@ -32,12 +33,12 @@ class Priority(IntEnum):
 # ------------------------------------------------------------------------------------ events
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Started:
     """First event of a machine's life."""
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Arrived:
     """A decoded message from an authenticated peer.
 
@@ -51,7 +52,7 @@ class Arrived:
     payload_refused: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Malformed:
     """Bytes from a peer that are no message. `code` is a rejection code; nothing came of it."""
 
@@ -60,14 +61,14 @@ class Malformed:
     text: str
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class LinkUp:
     """Messages to and from `peer` flow."""
 
     peer: PeerId
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class LinkDown:
     """The link ended. `cause`: closed (a clean end, after a goodbye), lost (EOF or reset without
     one), stalled (took nothing for too long), dropped (by us), refused."""
@@ -76,7 +77,7 @@ class LinkDown:
     cause: str
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class DialFailed:
     """No address of the peer answered. `causes` maps address to: refused, timeout, name_not_found,
     no_route, wrong_peer_id, wrong_run, error."""
@@ -85,7 +86,7 @@ class DialFailed:
     causes: dict[str, str]
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class SendFailed:
     """A message did not leave: no link, or its queue is full (`cause`: no_link, full, lost)."""
 
@@ -94,24 +95,24 @@ class SendFailed:
     cause: str
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class TimerFired:
     name: str
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class ComputeDone:
     job_id: int
     result: JobResult
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class ComputeFailed:
     job_id: int
     failure: JobFailure
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class ComputeLost:
     """The worker process died: every job in it is lost, and so is what it held.
 
@@ -123,14 +124,14 @@ class ComputeLost:
     code: str = "worker_died"
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class ComputeReady:
     """A worker has loaded the stage and takes jobs. `info`: what it reported (sizes, device)."""
 
     info: dict[str, Any]
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class FileRead:
     """The bytes asked for lie in `buffer`, which this machine owns now."""
 
@@ -138,12 +139,12 @@ class FileRead:
     buffer: BufferRef
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class FileWritten:
     token: int
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class FileHashed:
     """BLAKE2b-256 of each piece of `piece_bytes`, in order; the last may be shorter."""
 
@@ -152,7 +153,7 @@ class FileHashed:
     hashes: tuple[bytes, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class FileFailed:
     """`code`: hash_mismatch (nothing was written), disk_full, disk_error, missing, no_slot."""
 
@@ -161,14 +162,14 @@ class FileFailed:
     text: str
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class LoopLag:
     """The driver itself was late by `lag_s`: local health, not the others' fault."""
 
     lag_s: float
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Command:
     """The operator's word, or the daemon's: drain, pause, resume, pin, cordon, stop ..."""
 
@@ -201,7 +202,7 @@ Event = (
 # ----------------------------------------------------------------------------------- effects
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Send:
     """Send a message, with a tensor if `payload` is given.
 
@@ -215,7 +216,7 @@ class Send:
     priority: Priority = Priority.CONTROL
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Dial:
     """Have a link to `peer`. Ends as LinkUp or DialFailed."""
 
@@ -223,7 +224,7 @@ class Dial:
     addresses: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Locate:
     """Where the peer's bulk plane listens, by its own signed record."""
 
@@ -231,7 +232,7 @@ class Locate:
     bulk_addresses: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Drop:
     """Close the link, whatever hangs in it."""
 
@@ -239,18 +240,18 @@ class Drop:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class SetTimer:
     name: str
     delay_s: float
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class ClearTimer:
     name: str
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Compute:
     """Give a job to the lane. `job_id` comes back in ComputeDone or ComputeFailed, once.
 
@@ -262,7 +263,7 @@ class Compute:
     job: Job
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class LoadStage:
     """Have a worker hold `stage`, in place of what it holds. Ends as ComputeReady or ComputeLost.
 
@@ -273,12 +274,12 @@ class LoadStage:
     state: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class UnloadStage:
     """End the worker, so that the device is free. No event follows; jobs it had are lost."""
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class ReadFile:
     """Read a piece of a file into a slot. Ends as FileRead or FileFailed, as all file effects do
     once, with the same token. Paths are names below the peer's own state directory."""
@@ -289,7 +290,7 @@ class ReadFile:
     size_bytes: int
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class WriteFile:
     """Write a slot's bytes at an offset, if their BLAKE2b-256 is `hash`. The driver holds the slot
     meanwhile. Ends as FileWritten or FileFailed."""
@@ -301,7 +302,7 @@ class WriteFile:
     hash: bytes
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class HashFile:
     """Ends as FileHashed or FileFailed."""
 
@@ -310,14 +311,14 @@ class HashFile:
     piece_bytes: int
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class RemoveFile:
     """Not wanted any more. Nothing is told: what cannot be removed is removed at the next start."""
 
     path: str
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class KeepCheckpoint:
     """Make a checkpoint of the state file at `path`, which is gone afterwards. Ends as FileWritten,
     once it will survive anything, or FileFailed. Its name is `name_of_saved(stage, round)`."""
@@ -332,14 +333,14 @@ class KeepCheckpoint:
     """Of another stage, kept for others: its name is `name_of_guarded(stage, round)`."""
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Release:
     """This machine no longer needs the slot."""
 
     buffer: BufferRef
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Emit:
     """Something worth telling: to the log, the event file, status, and to the machine above.
 

@@ -196,13 +196,14 @@ class LinkKeeper:
 
     def take_credit(self, link: Link, now_s: float) -> bool:
         """May this neighbour send one more message? A bucket that fills with time."""
-        refill = (now_s - link.credit_at_s) * self._limits.messages_per_s
-        link.credit = min(self._limits.messages_burst, link.credit + refill)
+        limits = self._limits
+        credit = link.credit + (now_s - link.credit_at_s) * limits.messages_per_s
+        if credit > limits.messages_burst:
+            credit = limits.messages_burst
         link.credit_at_s = now_s
-        if link.credit < 1.0:
-            return False
-        link.credit -= 1.0
-        return True
+        is_enough = credit >= 1.0
+        link.credit = credit - 1.0 if is_enough else credit
+        return is_enough
 
     # -------------------------------------------------------------------------------------- tick
 

@@ -217,7 +217,8 @@ class Membership:
     # ------------------------------------------------------------------------------------- events
 
     def handle(self, event: Event, now_s: float) -> list[Effect]:
-        self._mind_pauses(now_s)
+        if now_s - self._tick_due_s > self._lag_s_min:
+            self._mind_pauses(now_s)
         if self._has_left:
             return []
         match event:
@@ -245,8 +246,8 @@ class Membership:
         if self.news.fresh is not Haste.WHENEVER:
             self.teller.hurry(self.news.fresh, now_s)
             self.news.fresh = Haste.WHENEVER
-        effects = self._out[:]
-        del self._out[:]
+        effects = self._out.copy()
+        self._out.clear()
         return effects
 
     def _on_started(self, now_s: float) -> None:
@@ -328,17 +329,18 @@ class Membership:
         if link is None:
             self.counters["no_link"] += 1
             return
-        handler = self._on_message.get(type(event.message))
+        message = event.message
+        handler = self._on_message.get(type(message))
         if handler is None:
             self._heard(peer, link, now_s)
             return
         if not self.keeper.take_credit(link, now_s):
             self.judgement.reject(peer, "rate_exceeded", "too many gossip messages")
             return
-        if isinstance(event.message, gossip.Ack):
-            self.prober.take_ack(peer, event.message, link, now_s)
+        if isinstance(message, gossip.Ack):
+            self.prober.take_ack(peer, message, link, now_s)
         self._heard(peer, link, now_s)
-        handler(peer, link, event.message, now_s)
+        handler(peer, link, message, now_s)
 
     def _heard(self, peer: PeerId, link: Link, now_s: float) -> None:
         self._out += self.prober.heard(peer, link, now_s)
@@ -400,4 +402,5 @@ class Membership:
         strangers, learned = self.judgement.take_records(source, records, now_s)
         for rumour in rumours:
             self.judgement.take_rumour(source, rumour, strangers, now_s)
-        self.teller.merged(source, learned)
+        if learned:
+            self.teller.merged(source, learned)

@@ -12,8 +12,10 @@ Times are our own: how long a map or a claim has been the same is what we saw ou
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import lru_cache
 from operator import attrgetter
 from typing import Any
 
@@ -122,18 +124,16 @@ class Placement:
             self._capacities = _values_of(_capacity, view)
             held = held if self._capacities == before else None
         if held is None or held[0] != is_quiet:
-            limits = self._limits
-            found = plan(
-                view,
+            asked = _Question(
+                (self._claims, _values_of(_capacity, view)),
+                self._proven_in(view),
                 self._needs,
                 self._seed,
-                limits,
-                quiet_s,
-                tells_gain=False,
-                present=self.present,
-                proven=self._proven_in(view),
+                self._limits,
+                is_quiet,
+                view,
             )
-            self._plan = held = (is_quiet, found)
+            self._plan = held = (is_quiet, _answer(asked))
         return held[1]
 
     def _proven_in(self, view: RosterView) -> frozenset[PeerId] | None:
@@ -192,6 +192,33 @@ class Placement:
         version = self.present.version
         if version != self._map_version:
             self._map_version, self._map_since_s = version, now_s
+
+
+@dataclass(frozen=True, slots=True)
+class _Question:
+    """All that a plan follows from; the view says the facts once more, at length."""
+
+    facts: tuple[Any, ...]
+    proven: frozenset[PeerId] | None
+    needs: StageNeeds
+    seed: int
+    limits: AssignmentLimits
+    is_quiet: bool
+    view: RosterView = field(compare=False)
+
+
+@lru_cache(maxsize=8)
+def _answer(asked: _Question) -> Plan:
+    """Kept, since peers in one process that see the same find the same."""
+    return plan(
+        asked.view,
+        asked.needs,
+        asked.seed,
+        asked.limits,
+        math.inf if asked.is_quiet else 0.0,
+        tells_gain=False,
+        proven=asked.proven,
+    )
 
 
 def _values_of(values: Callable[[PeerRecord], Any], view: RosterView) -> tuple[Any, ...]:

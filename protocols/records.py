@@ -47,11 +47,13 @@ def life_of(record: PeerRecord) -> Life:
     return (record.incarnation, record.refutation)
 
 
-def haste_of(before: PeerRecord, after: PeerRecord) -> Haste:
+def haste_of(before: SignedRecord, after: SignedRecord) -> Haste:
     """Of the news that a peer's record has changed so."""
-    if _shape_values(before) != _shape_values(after):
+    shape, round_before = _told_by(before.body)
+    new_shape, round_after = _told_by(after.body)
+    if shape != new_shape:
         return Haste.AT_ONCE
-    return Haste.WHENEVER if before.round == after.round else Haste.SOON
+    return Haste.WHENEVER if round_before == round_after else Haste.SOON
 
 
 def join(a: SignedRecord, b: SignedRecord) -> SignedRecord:
@@ -77,6 +79,13 @@ def read_record(body: bytes) -> PeerRecord:
     if record.phase not in PHASES or not record.peer:
         raise RemoteProtocolError("malformed", f"record of {record.peer!r} in {record.phase!r}")
     return record
+
+
+@lru_cache(maxsize=2_048)
+def _told_by(body: bytes) -> tuple[tuple[object, ...], int]:
+    """(what others act on, the round), kept for the same reason."""
+    record = read_record(body)
+    return _shape_values(record), record.round
 
 
 @lru_cache(maxsize=limits.PEERS_MAX)

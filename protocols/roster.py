@@ -27,6 +27,7 @@ from swarmd.protocols.ids import PeerId
 from swarmd.protocols.messages.gossip import PeerRecord, Rumour, SignedRecord
 from swarmd.protocols.records import Haste, haste_of, key_of, life_of, read_record, stamp_of
 from swarmd.protocols.suspicion import Life
+from swarmd.protocols.values import value
 
 Verify = Callable[[PeerId, bytes, bytes], bool]
 """(peer, body, signature): did this peer's key make this signature over this body?"""
@@ -70,7 +71,7 @@ class Merged(NamedTuple):
     """How soon others have to hear of it."""
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class PeerView:
     """One peer as others see it. Replaced, never changed."""
 
@@ -88,7 +89,7 @@ class PeerView:
         return self.liveness in PRESENT
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class RosterView:
     """What everybody else may know of the roster: frozen, by peer id, ourselves included."""
 
@@ -232,7 +233,7 @@ class Roster:
             self._insert(peer, signed, record, now_s)
             return Merged(Meaning.NEW, record, None, Haste.AT_ONCE)
         before = held.record
-        haste = haste_of(before, record)
+        haste = haste_of(held.signed, signed)
         return Merged(self._replace(held, signed, record, haste, now_s), record, before, haste)
 
     def put_own(self, signed: SignedRecord, record: PeerRecord, now_s: float) -> None:
@@ -243,7 +244,7 @@ class Roster:
         elif stamp_of(record) <= stamp_of(held.record):
             raise LocalProtocolError("duplicate", "own record does not advance")
         else:
-            self._replace(held, signed, record, haste_of(held.record, record), now_s)
+            self._replace(held, signed, record, haste_of(held.signed, signed), now_s)
 
     def _check(self, signed: SignedRecord) -> PeerRecord:
         record = read_record(signed.body)

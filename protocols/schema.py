@@ -1,6 +1,6 @@
 """Declares the fields of a message with their bounds, and checks values against them.
 
-A message is a frozen dataclass whose fields say what may stand in them:
+A message is a value (values.py) whose fields say what may stand in them:
 
     @message(40)
     class Busy:
@@ -50,10 +50,10 @@ def _declare(check: Check, default: Any) -> Any:
 
 @dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(_declare, field))
 def message(number: int) -> Callable[[type[_T]], type[_T]]:
-    """Make a frozen, slotted, keyword-only dataclass and give it its number."""
+    """Make a slotted, keyword-only dataclass, frozen as in values.py, and give it its number."""
 
     def wrap(cls: type[_T]) -> type[_T]:
-        made = dataclass(frozen=True, slots=True, kw_only=True)(cls)
+        made = dataclass(slots=True, kw_only=True, unsafe_hash=True)(cls)
         made.NUMBER = number  # type: ignore[attr-defined]
         assert number not in REGISTRY, f"number {number} is taken by {REGISTRY.get(number)}"
         REGISTRY[number] = made  # type: ignore[assignment]

@@ -11,8 +11,9 @@ A checker that cannot fire is worth nothing: tests/sim/test_checkers.py breaks e
 from __future__ import annotations
 
 import operator
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 from swarmd.protocols import effects as fx
 from swarmd.protocols.assignment import stage_map
@@ -40,15 +41,17 @@ class Violation:
         return f"{self.at_s:10.3f}  {self.peer:<5} {self.rule}: {self.text}"
 
 
-class Moment(NamedTuple):
+@dataclass(slots=True)
+class Moment:
     """What one peer just did."""
 
     peer: SimPeer
     membership: Membership
-    emits: list[fx.Emit]
+    emits: Sequence[fx.Emit] = ()
     """What it had to tell."""
-    changed: list[Entry]
-    """Entries of its roster that are new or different since its last event."""
+    changed: Sequence[Entry] = ()
+    """Told to those who look at it: entries of its roster that are new or different since its last
+    event."""
 
 
 class Checker(Protocol):
@@ -133,11 +136,12 @@ class QueuesAreBounded:
         pass
 
     def check(self, moment: Moment) -> str | None:
-        waiting = len(moment.membership.news)
-        if waiting > QUEUE_MAX:
-            return f"{waiting} pieces of news wait"
-        relayed = moment.membership.prober.relay_count
-        return f"{relayed} probes for others" if relayed > RELAYS_MAX else None
+        membership = moment.membership
+        if len(membership.news) > QUEUE_MAX:
+            return f"{len(membership.news)} pieces of news wait"
+        if membership.prober.relay_count > RELAYS_MAX:
+            return f"{membership.prober.relay_count} probes for others"
+        return None
 
 
 class TheUndisturbedLive:
@@ -208,25 +212,28 @@ class Checkers:
         seen = self._seen[peer.number]
         if seen.epoch != peer.epoch:
             seen = self._seen[peer.number] = _Seen(peer.epoch)
-        changed = [] if seen.revision == roster.revision else roster.changed_since(seen.revision)
-        emits = [effect for effect in effects if type(effect) is fx.Emit] if effects else []
-        moment = Moment(peer, membership, emits, changed)
-        self._ask(self._asked_always, moment)
-        if emits:
-            self._ask(self._asked_of_emits, moment)
-        seen.revision = roster.revision
-        if changed:
-            self._ask(self._asked_of_changed, moment)
+        moment = Moment(peer, membership)
+        if effects:
+            moment.emits = [effect for effect in effects if type(effect) is fx.Emit]
+        asked = self._asked_always
+        if moment.emits:
+            asked = asked + self._asked_of_emits
+        if seen.revision != roster.revision:
+            moment.changed = roster.changed_since(seen.revision)
+            seen.revision = roster.revision
+            asked = asked + self._asked_of_changed
         if seen.shape != roster.shape:
             seen.shape = roster.shape
-            self._ask(self._asked_of_shape, moment)
-
-    def _ask(self, checkers: list[Checker], moment: Moment) -> None:
-        for checker in checkers:
+            asked = asked + self._asked_of_shape
+        for checker in asked:
             text = checker.check(moment)
-            if text is not None and len(self.violations) < self._violations_max:
-                now_s = self._cluster.world.now_s
-                self.violations.append(Violation(now_s, moment.peer.name, checker.rule, text))
+            if text is not None:
+                self._note(peer, checker.rule, text)
+
+    def _note(self, peer: SimPeer, rule: str, text: str) -> None:
+        if len(self.violations) < self._violations_max:
+            now_s = self._cluster.world.now_s
+            self.violations.append(Violation(now_s, peer.name, rule, text))
 
 
 def unsettled(cluster: Cluster) -> list[str]:

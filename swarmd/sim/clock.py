@@ -7,9 +7,9 @@ an order: no threads, no hashes, no wall clock. A run is a function of its seed.
 
 from __future__ import annotations
 
-import heapq
 import random
 from collections.abc import Callable
+from heapq import heappop, heappush
 from typing import Any
 
 Action = Callable[..., None]
@@ -20,8 +20,6 @@ class World:
 
     def __init__(self, seed: int) -> None:
         self.now_s = 0.0
-        self.steps = 0
-        """Things done so far."""
         self._seed = seed
         self._heap: list[tuple[float, int, Action, tuple[Any, ...]]] = []
         self._sequence = 0
@@ -32,18 +30,19 @@ class World:
 
     def after(self, delay_s: float, action: Action, *args: Any) -> None:
         """Do it `delay_s` from now."""
-        self.at(self.now_s + delay_s, action, *args)
+        assert delay_s >= 0.0, "the past is over"
+        self._sequence += 1
+        heappush(self._heap, (self.now_s + delay_s, self._sequence, action, args))
 
     def at(self, time_s: float, action: Action, *args: Any) -> None:
         assert time_s >= self.now_s, "the past is over"
         self._sequence += 1
-        heapq.heappush(self._heap, (time_s, self._sequence, action, args))
+        heappush(self._heap, (time_s, self._sequence, action, args))
 
     def run_until(self, time_s: float) -> None:
         """Do all that is due until then."""
         heap = self._heap
         while heap and heap[0][0] <= time_s:
-            self.now_s, _, action, args = heapq.heappop(heap)
-            self.steps += 1
+            self.now_s, _, action, args = heappop(heap)
             action(*args)
         self.now_s = time_s

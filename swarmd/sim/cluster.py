@@ -49,7 +49,7 @@ class Cluster:
     ) -> None:
         self.world = world
         self.shape = shape
-        self.network = Network(world, profile, self._told)
+        self.network = Network(world, profile, self._arrived, self._told)
         self.network.is_reachable = self._why_unreachable
         self.observe: list[Callable[[SimPeer, fx.Event, list[fx.Effect]], None]] = []
         self.on_emit: list[Callable[[SimPeer, fx.Emit], None]] = []
@@ -199,25 +199,28 @@ class Cluster:
             return "refused" if peer.host_is_up else "timeout"
         return "timeout" if peer.is_paused else ""
 
-    def _told(self, number: int, what: str, other: int, value: Any) -> None:
-        """The network reports."""
+    def _told(self, number: int, what: str, other: int, cause: str) -> None:
+        """The network reports what became of a link."""
         peer = self.peers[number]
         if peer.is_paused:
-            peer.backlog.append((self._told, (number, what, other, value)))
+            peer.backlog.append((self._told, (number, what, other, cause)))
             return
         source = self.peers[other].peer
-        if what == "arrived":
-            self._arrived(peer, source, value)
-        elif what == "up":
+        if what == "up":
             self._deliver(peer, fx.LinkUp(source))
         elif what == "down":
-            self._deliver(peer, fx.LinkDown(source, value))
+            self._deliver(peer, fx.LinkDown(source, cause))
         else:
-            self._deliver(peer, fx.DialFailed(source, {address_of(other): value}))
+            self._deliver(peer, fx.DialFailed(source, {address_of(other): cause}))
 
-    def _arrived(self, peer: SimPeer, source: PeerId, item: tuple[Any, Any]) -> None:
+    def _arrived(self, number: int, other: int, item: tuple[Any, Any]) -> None:
+        peer = self.peers[number]
+        if peer.is_paused:
+            peer.backlog.append((self._arrived, (number, other, item)))
+            return
         if peer.machine is None:
             return
+        source = self.peers[other].peer
         message, tensor = item
         if isinstance(message, bytes):
             try:
@@ -240,7 +243,8 @@ class Cluster:
 
     def _handle(self, peer: SimPeer, event: fx.Event) -> None:
         assert peer.machine is not None
-        effects = peer.machine.handle(event, self.clock_of(peer))
+        now_s = peer.clock_origin_s + peer.clock_rate * self.world.now_s
+        effects = peer.machine.handle(event, now_s)
         assert len(effects) <= EFFECTS_PER_EVENT_MAX, f"{len(effects)} effects at once"
         if peer.twist is not None:
             effects = peer.twist(effects)

@@ -17,6 +17,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from swarmd.protocols.effects import Priority
 from swarmd.sim.clock import World
 
 Pair = tuple[int, int]
@@ -42,40 +43,49 @@ class NetworkProfile:
 
 
 @dataclass(slots=True)
+class _SimLink:
+    """What both directions share."""
+
+    delay_s: float
+    """One way, without jitter."""
+    ends: set[int]
+    """Peers that still have their end. Who lost the other does not know it at once."""
+
+
+@dataclass(slots=True)
 class _Way:
     """One direction of a link."""
 
-    free_at_s: dict[int, float] = field(default_factory=dict)
+    link: _SimLink
+    source: int
+    target: int
+    free_at_s: list[float] = field(default_factory=lambda: [0.0] * len(Priority))
     """By priority: no message may arrive before the one sent ahead of it."""
     held: list[tuple[Any, int, int]] = field(default_factory=list)
     """(item, size_bytes, priority) sent while the path was cut or clogged."""
 
 
-@dataclass(slots=True)
-class _SimLink:
-    """Both directions. `epoch` tells a new link between two peers from the former."""
-
-    epoch: int
-    ways: dict[Pair, _Way]
-    ends: set[int]
-    """Peers that still have their end. Who lost the other does not know it at once."""
-
-
 class Network:
-    """Carries items between peers. `tell(peer, what, other, value)` reports to the cluster:
+    """Carries items between peers.
 
-    what = "arrived" (value: the item), "up", "down" (value: cause), "dial_failed" (value: cause).
+    `hand_over(peer, other, item)`: an item from `other` has arrived.
+    `tell(peer, what, other, cause)` reports what becomes of links: what = "up", "down",
+    "dial_failed".
     """
 
     def __init__(
-        self, world: World, profile: NetworkProfile, tell: Callable[[int, str, int, Any], None]
+        self,
+        world: World,
+        profile: NetworkProfile,
+        hand_over: Callable[[int, int, Any], None],
+        tell: Callable[[int, str, int, str], None],
     ) -> None:
         self._world = world
         self._profile = profile
+        self._hand_over = hand_over
         self._tell = tell
         self._rng = world.rng_for("network")
-        self._links: dict[Pair, _SimLink] = {}
-        self._epoch = 0
+        self._ways: dict[Pair, _Way] = {}
         self._delays: dict[Pair, float] = {}
         self._slowed: dict[Pair, float] = {}
         self._cut: set[Pair] = set()
@@ -96,66 +106,56 @@ class Network:
 
         priority: 0, control, does not wait for the upload; the others share it.
         """
-        link = self._links.get((source, target) if source < target else (target, source))
-        if link is None or source not in link.ends:
+        path = (source, target)
+        way = self._ways.get(path)
+        if way is None or source not in way.link.ends:
             return False
         self.sent_messages += 1
         self.sent_bytes += size_bytes + FRAME_BYTES
-        way = link.ways[source, target]
-        if way.held or not self._is_open(source, target):
+        if way.held or not self._is_open(path):
             way.held.append((item, size_bytes, priority))
         else:
-            self._carry(link.epoch, way, source, target, item, size_bytes, priority)
+            self._carry(way, item, size_bytes, priority)
         return True
 
-    def _carry(
-        self,
-        epoch: int,
-        way: _Way,
-        source: int,
-        target: int,
-        item: Any,
-        size_bytes: int,
-        priority: int,
-    ) -> None:
+    def _carry(self, way: _Way, item: Any, size_bytes: int, priority: int) -> None:
         profile = self._profile
         upload_s = (size_bytes + FRAME_BYTES) / profile.bandwidth_bytes_per_s
         left_s = self._world.now_s + upload_s
         if priority:
-            left_s = max(left_s, self._upload_free_s.get(source, 0.0) + upload_s)
-            self._upload_free_s[source] = left_s
-        delay_s = self.delay_s(source, target) * (1.0 + profile.jitter * self._rng.random())
-        arrives_s = max(left_s + delay_s, way.free_at_s.get(priority, 0.0))
+            left_s = max(left_s, self._upload_free_s.get(way.source, 0.0) + upload_s)
+            self._upload_free_s[way.source] = left_s
+        delay_s = way.link.delay_s * (1.0 + profile.jitter * self._rng.random())
+        arrives_s = max(left_s + delay_s, way.free_at_s[priority])
         way.free_at_s[priority] = arrives_s
-        self._world.at(arrives_s, self._arrive, epoch, source, target, item)
+        self._world.at(arrives_s, self._arrive, way, item)
 
-    def _arrive(self, epoch: int, source: int, target: int, item: Any) -> None:
-        link = self._links.get((source, target) if source < target else (target, source))
-        if link is not None and link.epoch == epoch and target in link.ends:
-            self._tell(target, "arrived", source, item)
+    def _arrive(self, way: _Way, item: Any) -> None:
+        if way.target in way.link.ends:
+            self._hand_over(way.target, way.source, item)
 
     def delay_s(self, source: int, target: int) -> float:
         """One way, without jitter."""
-        pair = (source, target) if source < target else (target, source)
+        pair = _pair(source, target)
         delay_s = self._delays.get(pair)
         if delay_s is None:
             delay_s = self._profile.delay_s * self._rng.uniform(0.5, 2.0)
             self._delays[pair] = delay_s
-        return delay_s + self._slowed.get(pair, 0.0) if self._slowed else delay_s
+        return delay_s + self._slowed.get(pair, 0.0)
 
     # ------------------------------------------------------------------------------------- links
 
     def has_link(self, peer: int, other: int) -> bool:
         """As `peer` sees it."""
-        link = self._links.get(_pair(peer, other))
-        return link is not None and peer in link.ends
+        way = self._ways.get((peer, other))
+        return way is not None and peer in way.link.ends
 
     def links_of(self, peer: int) -> list[int]:
         """With whom it has one, in order."""
         return sorted(
-            pair[0] if pair[1] == peer else pair[1]
-            for pair, link in self._links.items()
-            if peer in pair and peer in link.ends
+            way.target
+            for way in self._ways.values()
+            if way.source == peer and peer in way.link.ends
         )
 
     def dial(self, source: int, target: int) -> None:
@@ -164,7 +164,7 @@ class Network:
             return
         self._dialling.add((source, target))
         why_not = self.is_reachable(target)
-        if not self._is_open(source, target) or not self._is_open(target, source):
+        if not self._is_open((source, target)) or not self._is_open((target, source)):
             why_not = "timeout"
         delay_s = 3.0 * self.delay_s(source, target)
         if why_not == "timeout":
@@ -179,62 +179,67 @@ class Network:
         if why_not:
             self._tell(source, "dial_failed", target, why_not)
             return
-        pair = _pair(source, target)
-        former = self._links.pop(pair, None)
-        if former is not None and target in former.ends:
+        if target in self._end_link(source, target):
             self._tell(target, "down", source, "lost")
-        self._epoch += 1
-        ways = {(source, target): _Way(), (target, source): _Way()}
-        self._links[pair] = _SimLink(self._epoch, ways, {source, target})
-        self._tell(source, "up", target, None)
-        self._tell(target, "up", source, None)
+        link = _SimLink(self.delay_s(source, target), {source, target})
+        self._ways[source, target] = _Way(link, source, target)
+        self._ways[target, source] = _Way(link, target, source)
+        self._tell(source, "up", target, "")
+        self._tell(target, "up", source, "")
 
     def drop(self, peer: int, other: int) -> None:
         """`peer` ends the link; the other side notices later."""
-        link = self._links.get(_pair(peer, other))
-        if link is not None and peer in link.ends:
-            self._give_up_end(link, peer, other, silently=False)
+        if self.has_link(peer, other):
+            self._give_up_end(self._ways[peer, other], silently=False)
             self._tell(peer, "down", other, "dropped")
 
     def end_process(self, peer: int, *, silently: bool) -> None:
         """The process is gone. silently: its host too, so nothing is closed."""
         for other in self.links_of(peer):
-            self._give_up_end(self._links[_pair(peer, other)], peer, other, silently=silently)
+            self._give_up_end(self._ways[peer, other], silently=silently)
         self._dialling = {pair for pair in self._dialling if pair[0] != peer}
 
     def break_link(self, a: int, b: int) -> None:
         """A reset in the middle: both sides lose it."""
         self._end_both(a, b, "lost")
 
-    def _give_up_end(self, link: _SimLink, peer: int, other: int, *, silently: bool) -> None:
+    def _give_up_end(self, way: _Way, *, silently: bool) -> None:
         """What was sent before still arrives; then the other side sees the end."""
-        link.ends.discard(peer)
-        way = link.ways[peer, other]
-        noticed_s = max(self._world.now_s + self.delay_s(peer, other), *way.free_at_s.values(), 0.0)
+        peer, other = way.source, way.target
+        way.link.ends.discard(peer)
+        noticed_s = max(self._world.now_s + way.link.delay_s, *way.free_at_s)
         cause = "lost"
-        if silently or not self._is_open(peer, other):
+        if silently or not self._is_open((peer, other)):
             noticed_s, cause = self._world.now_s + self._profile.stall_s, "stalled"
-        self._world.at(noticed_s, self._notice_end, link.epoch, other, peer, cause)
+        self._world.at(noticed_s, self._notice_end, way, cause)
 
-    def _notice_end(self, epoch: int, peer: int, other: int, cause: str) -> None:
-        link = self._links.get(_pair(peer, other))
-        if link is not None and link.epoch == epoch:
-            del self._links[_pair(peer, other)]
-            if peer in link.ends:
-                self._tell(peer, "down", other, cause)
+    def _notice_end(self, way: _Way, cause: str) -> None:
+        peer, other = way.target, way.source
+        if self._ways.get((other, peer)) is way and peer in self._end_link(peer, other):
+            self._tell(peer, "down", other, cause)
 
     def _end_both(self, a: int, b: int, cause: str) -> None:
-        link = self._links.pop(_pair(a, b), None)
-        if link is not None:
-            for peer, other in ((a, b), (b, a)):
-                if peer in link.ends:
-                    self._tell(peer, "down", other, cause)
+        ends = self._end_link(a, b)
+        for peer, other in ((a, b), (b, a)):
+            if peer in ends:
+                self._tell(peer, "down", other, cause)
+
+    def _end_link(self, a: int, b: int) -> set[int]:
+        """Nothing more arrives by it. Who still had an end of it."""
+        way = self._ways.pop((a, b), None)
+        if way is None:
+            return set()
+        del self._ways[b, a]
+        ends, way.link.ends = way.link.ends, set()
+        return ends
 
     # ------------------------------------------------------------------------------------ faults
 
     def slow(self, a: int, b: int, extra_s: float) -> None:
         """Make a path longer (0: as before)."""
         self._slowed[_pair(a, b)] = extra_s
+        if (a, b) in self._ways:
+            self._ways[a, b].link.delay_s = self.delay_s(a, b)
 
     def cut(self, source: int, target: int) -> None:
         """Nothing passes in this direction until healed."""
@@ -255,30 +260,27 @@ class Network:
         self._world.at(until_s, self._release, source, target)
 
     def _close(self, source: int, target: int) -> None:
-        if self._is_open(source, target):
+        if self._is_open((source, target)):
             self._closed_since_s[source, target] = self._world.now_s
         self._world.after(self._profile.stall_s, self._stall, source, target)
 
-    def _is_open(self, source: int, target: int) -> bool:
-        if not self._closed_since_s:
-            return True  # nothing was ever done to any path
-        if (source, target) in self._cut:
+    def _is_open(self, path: Pair) -> bool:
+        if path in self._cut:
             return False
-        return self._clogged_until_s.get((source, target), 0.0) <= self._world.now_s
+        return self._clogged_until_s.get(path, 0.0) <= self._world.now_s
 
     def _release(self, source: int, target: int) -> None:
-        link = self._links.get(_pair(source, target))
-        if link is None or not self._is_open(source, target):
+        way = self._ways.get((source, target))
+        if way is None or not self._is_open((source, target)):
             return
-        way = link.ways[source, target]
         held, way.held = way.held, []
         for item, size_bytes, priority in held:
-            self._carry(link.epoch, way, source, target, item, size_bytes, priority)
+            self._carry(way, item, size_bytes, priority)
 
     def _stall(self, source: int, target: int) -> None:
         """A path closed all through stall_s: what lies below gives the link up."""
         closed_s = self._world.now_s - self._closed_since_s[source, target]
-        if not self._is_open(source, target) and closed_s >= self._profile.stall_s:
+        if not self._is_open((source, target)) and closed_s >= self._profile.stall_s:
             self._end_both(source, target, "stalled")
 
 

@@ -20,8 +20,11 @@ class Wire:
     def __init__(self, seed: int = 1, profile: NetworkProfile = PROFILE) -> None:
         print(f"seed {seed}")
         self.world = World(seed)
-        self.network = Network(self.world, profile, self._tell)
+        self.network = Network(self.world, profile, self._hand_over, self._tell)
         self.told: list[tuple[float, int, str, int, Any]] = []
+
+    def _hand_over(self, peer: int, other: int, item: Any) -> None:
+        self._tell(peer, "arrived", other, item)
 
     def _tell(self, peer: int, what: str, other: int, value: Any) -> None:
         self.told.append((self.world.now_s, peer, what, other, value))

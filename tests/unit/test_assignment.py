@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import random
 from collections.abc import Callable
@@ -396,6 +397,33 @@ class TestPlacement:
         me = joiner("me", stage=1, recent_starts=5)
         others = (active("a", 0), active("b", 1))
         assert self.review(0.0, *others, me=me) == ({"stage": None}, "flapping")
+
+
+def test_plan_that_peers_share_is_the_one_that_each_would_find() -> None:
+    """One after another look at swarms that differ in one word of one record."""
+    others = (active("a", 0), active("b", 0, settled=True), active("c", 1))
+    changes: list[dict[str, Any]] = [
+        {},
+        {"stage": 1},
+        {"settled": True},
+        {"observer": True},
+        {"pinned": True},
+        {"cordoned": True},
+        {"recent_starts": 9},
+        {"tokens_per_s": 900.0},
+        {"memory_bytes": 5},
+        {"round": 3},
+    ]
+    needs = StageNeeds((1.0, 2.0), (10, 20))
+    for proven, fields in itertools.product((None, (), ("a", "c")), changes):
+        view = view_of(*others, joiner("me", **fields))
+        placement = Placement(peer_id("me"), needs, 7, local())
+        if proven is not None:
+            placement.set_proven(frozenset(tag_of(peer_id(name)) for name in proven))
+        placement.review(view, 0.0)
+        seen = placement._proven_in(view)
+        found = placement._followed(view, 0.0)
+        assert found == plan(view, needs, 7, local(), 0.0, tells_gain=False, proven=seen), fields
 
 
 def test_two_that_set_out_for_the_same_stage_are_told_apart_alike() -> None:
