@@ -194,7 +194,7 @@ class OuterRound:
         self._covered = outcome.data["covered"]
         self._norm = outcome.data["norm"]
         members = self.group(MIX1)
-        if len(members) > 1 and self._elements and self._skips_to is None:
+        if self._may_differ and len(members) > 1 and self._elements:
             usual = self._around.usual_distance(self._norm, is_newcomer=self.weightless)
             self.mix1 = self._exchange(
                 MIX1,
@@ -206,6 +206,12 @@ class OuterRound:
                 usual_norm=usual,
             )
             self.mix1.begin(now_s)
+
+    @property
+    def _may_differ(self) -> bool:
+        """Whether there is anything to average. Round 0 begins everywhere with the seed's weights,
+        and before all who are to take part have loaded them: no two would see the same group."""
+        return self.number > 0 and self._skips_to is None
 
     def _finish_mix1(self, now_s: float) -> None:
         if self.failure is not None or not self._elements:

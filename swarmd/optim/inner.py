@@ -155,6 +155,8 @@ class InnerOptimiser:
         """AdamW, or NAdamW: they differ in how much of the new gradient enters at once."""
         if not names:
             return []
+        if self.config.kind != "nadamw" and all(params[name].is_cpu for name in names):
+            return self._adamw_in_one_pass(names, params, grads, state, lr)
         config = self.config
         now = [grads[name] for name in names]
         first = [state.first[name] for name in names]
@@ -178,6 +180,40 @@ class InnerOptimiser:
             of_moment = 1.0 / (1.0 - config.beta1**state.updates)
         torch._foreach_addcdiv_(fresh, first, denominators, value=-lr * of_moment)
         return list(fresh)
+
+    def _adamw_in_one_pass(
+        self,
+        names: list[str],
+        params: Mapping[str, Tensor],
+        grads: Mapping[str, Tensor],
+        state: InnerState,
+        lr: float,
+    ) -> list[Tensor]:
+        """The same, each weight and its moments read once: on a processor the memory is what takes
+        time."""
+        config = self.config
+        fresh = {name: params[name].clone() for name in names}
+        updates = torch.tensor(float(state.updates))
+        for decay in (True, False):
+            some = [name for name in names if (name in self.decayed) is decay]
+            if not some:
+                continue
+            torch._fused_adamw_(
+                [fresh[name] for name in some],
+                [grads[name] for name in some],
+                [state.first[name] for name in some],
+                [state.second[name] for name in some],
+                [],
+                [updates] * len(some),
+                lr=lr,
+                beta1=config.beta1,
+                beta2=config.beta2,
+                weight_decay=config.decay if decay else 0.0,
+                eps=config.eps,
+                amsgrad=False,
+                maximize=False,
+            )
+        return list(fresh.values())
 
     def _muon(
         self, name: str, weight: Tensor, grad: Tensor, state: InnerState, lr: float

@@ -75,21 +75,42 @@ def test_mix1_hides_behind_the_inner_phase_and_mix2_alone_blocks() -> None:
     world.start()
     world.run()
     for replica in world.replicas:
-        for fields in replica.rounds:
+        for fields in replica.rounds[1:]:
             assert fields["hidden_s"] == fields["mix1_s"] > 0.3
             assert fields["blocking_s"] == pytest.approx(fields["mix2_s"])
         assert max(replica.held_s) < 0.6
 
 
 def test_what_mix1_does_not_finish_in_time_blocks_and_is_told_apart() -> None:
-    world = World(3, rounds=2, latency_s=0.2, inner_s=0.3)
+    world = World(3, rounds=3, latency_s=0.2, inner_s=0.3)
     world.start()
     world.run()
-    for fields in world.replicas[0].rounds:
+    for fields in world.replicas[0].rounds[1:]:
         assert fields["outcome"] == "committed"
         assert 0 < fields["hidden_s"] < fields["mix1_s"]
         blocked_s = fields["mix1_s"] - fields["hidden_s"] + fields["mix2_s"]
         assert fields["blocking_s"] == pytest.approx(blocked_s)
+
+
+def test_a_run_whose_replicas_load_one_after_another_loses_nothing_of_round_0() -> None:
+    """All begin with the seed's weights, so that round has no Mix1 for which they would differ."""
+    world = World(4, rounds=3)
+    for number, replica in enumerate(world.replicas):
+        loaded = world.replicas[: number + 1]
+
+        def load(replica: Replica = replica, loaded: list[Replica] = loaded) -> None:
+            for other in loaded:
+                other.see({peer.id: 0 for peer in loaded})
+            replica.start()
+
+        world.at(0.4 * number, load)
+    world.run()
+    for replica in world.replicas:
+        assert [fields["outcome"] for fields in replica.rounds] == ["committed"] * 3
+        assert [{part["mix"] for part in fields["parts"]} for fields in replica.rounds] == [
+            {2}, {1, 2}, {1, 2},
+        ]  # fmt: skip
+    assert world.disagreement() < 1e-6
 
 
 def test_a_blocking_mix1_is_over_before_the_inner_phase_begins() -> None:
@@ -215,9 +236,9 @@ def test_a_newcomer_takes_the_groups_mean_and_is_not_counted() -> None:
     for replica in world.replicas[:3]:
         replica.inner = lambda replica: None
         replica.outer.weights = [float(replica.number)] * 12
-        replica.start()
+        replica.start(1)
     newcomer.inner = lambda replica: None
-    newcomer.start(joins=True)
+    newcomer.start(1, joins=True)
     world.run(until_s=4.0)
     assert newcomer.weights == pytest.approx([1.0] * 12), "the mean of the others"
     for replica in world.replicas[:3]:
@@ -290,7 +311,8 @@ def test_a_short_last_round_and_then_nothing() -> None:
         assert replica.told["rounds/ended"] == 2
         statistics = replica.keeper.statistics(world.now_s)
         assert (statistics.committed, statistics.partial, statistics.skipped) == (2, 0, 0)
-        assert statistics.raw_bytes_sent == statistics.wire_bytes_sent - 2 * 2 * 2 * 16 - 2 * 4 * 8
+        sent = 3 * 2  # a part and a mean in each of three mixes
+        assert statistics.raw_bytes_sent == statistics.wire_bytes_sent - sent * (16 + 8)
         assert statistics.comm_s_per_round is not None
         assert statistics.contributions == {peer.id: 2 for peer in world.replicas}
 

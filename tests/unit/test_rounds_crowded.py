@@ -42,7 +42,7 @@ def test_parts_that_overtake_their_offer_are_not_sent_twice() -> None:
     assert outcomes(world) == {"committed": 12}
     assert not sent[wire.NoRoom]
     parts_of_a_mix = 4 * 18  # each member has 18 parts that others reduce
-    assert sent[wire.Part] == 3 * 2 * parts_of_a_mix
+    assert sent[wire.Part] == (2 + 3) * parts_of_a_mix, "round 0 has no Mix1"
     assert max(held for replica in world.replicas for held in replica.held_s) < 1.0
 
 

@@ -12,7 +12,7 @@ from collections import Counter
 from dataclasses import replace
 
 import pytest
-from mixing_world import SAMPLES, Replica, World, noise, optimum
+from mixing_world import SAMPLES, Replica, World, noise, optimum, spread
 
 from swarmd.protocols.messages import Message
 from swarmd.protocols.messages import mixing as wire
@@ -176,6 +176,38 @@ def test_survivors_that_hold_different_parts_agree_again_after_the_next_mixes() 
     assert by_round[-1] <= 1e-9, by_round
     parts = [part for replica in world.alive() for part in replica.rounds[0]["parts"]]
     assert len({tuple(p["included"]) for p in parts if p["mix"] == MIX2}) > 1, "no part differed"
+
+
+@pytest.mark.parametrize("seed", [3, 8, 19])
+def test_a_freeze_and_a_kill_in_one_mix_leave_survivors_apart_for_one_round_at_most(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of 24 seeds only 8 and 19 leave them apart at all: some had taken a mean of the killed one
+    and others had not, while the frozen one was waited for. Inner phases are all noise, of variance
+    1, so nothing but the mixes brings replicas together."""
+    monkeypatch.setattr("swarmd.protocols.mix_parts.PART_ELEMENTS_MAX", 4)
+    world = World(5, elements=96, rules=RULES, rounds=5, seed=seed)
+    rng = random.Random(seed)
+    frozen, victim = rng.sample(world.replicas, 2)
+    for replica in world.replicas:
+        replica.inner = noise
+    world.delay = lambda a, b, m: rng.uniform(0.0, 0.08)
+    world.start()
+    world.run(until_s=9.0)
+    ends_s = world.inner_end_s(2)
+    moments = sorted((rng.uniform(0.02, 0.2), rng.uniform(0.02, 0.2)), reverse=rng.random() < 0.5)
+    world.at(ends_s + moments[0], frozen.freeze)
+    world.at(ends_s + moments[1], lambda: world.kill(victim))
+    world.run(until_s=200.0)
+    survivors = [replica for replica in world.alive() if replica is not frozen]
+    apart = [spread([replica.starts[number] for replica in survivors]) for number in range(5)]
+    assert apart[:3] == pytest.approx([0.0] * 3), apart
+    assert apart[3] < 0.01, "a hundredth of what an inner phase adds"
+    assert (apart[3] > 1e-4) is (seed != 3), f"look for seeds that leave them apart: {apart}"
+    assert apart[4] == pytest.approx(0.0), "the next round brings them together"
+    for replica in survivors:
+        assert [fields["round"] for fields in replica.rounds] == list(range(5))
+        assert outcomes(replica)[2] == "partial"
 
 
 def test_four_become_three_at_once_when_the_roster_says_so() -> None:
