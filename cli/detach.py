@@ -1,7 +1,8 @@
 """`swarmd join --detach`: start the daemon in a session of its own, return once it answers.
 
 The daemon does not put itself in the background: this command starts the same command line again
-without `--detach`, and waits. If that ends early, its last words and its exit status are ours.
+without `--detach`, in the same directory, since homes, run files and data may be named relative to
+it, and waits. If that ends early, its last words and its exit status are ours.
 """
 
 from __future__ import annotations
@@ -41,7 +42,6 @@ def join_detached(session: Session, source: RunSource | None) -> int:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=words,
-            cwd=home.state,
             start_new_session=True,
         )
         status = _first_answer(session, process, words)

@@ -121,8 +121,11 @@ def _usage_text(error: click.UsageError) -> str:
 
         name = error.option_name.lstrip("-").replace("-", "_")
         if is_run_key(name):
-            return f"{error.option_name} belongs to the run, which is equal on every peer"
-    return error.format_message().rstrip(".")
+            text = f"{error.option_name} belongs to the run, which is equal on every peer"
+            where = "; where its data are on this machine says --data-source"
+            return text + where if name == "data" else text
+    text = error.format_message().rstrip(".")
+    return text.replace("is not a valid integer range", "is no whole number")
 
 
 def _usage_hint(error: click.UsageError) -> str:

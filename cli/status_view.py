@@ -10,7 +10,7 @@ from swarmd.cli import format as f
 from swarmd.cli.layout import bar, row, wrap
 from swarmd.cli.output import Printer, harmless
 from swarmd.health import HealthItem
-from swarmd.status import Refusals, Status, rank_of
+from swarmd.status import ReasonPart, Refusals, Status, rank_of
 
 _BAR_WIDTH = 20
 _STATE_STYLES = {
@@ -69,15 +69,17 @@ def _state(status: Status, printer: Printer, width: int) -> list[str]:
             width,
         )
         if reason.text != reason.code:
-            left = "" if reason.eta_s is None else f", {f.about(reason.eta_s)} left"
-            lines += wrap(harmless(f"{reason.text}{left}"), width, first=" " * 13, follow=" " * 13)
+            left = _left(reason)
+            text = f"{reason.text}, {left}" if left else reason.text
+            lines += wrap(harmless(text or ""), width, first=" " * 13, follow=" " * 13)
         return [f"  {label}{lines[0].strip()}", *lines[1:]]
     follow = " " * 13
     text = f"{harmless(reason.text or '')} ({reason.code}) for {f.duration(reason.for_s)}"
     first, *rest = wrap(text, width, first=follow, follow=follow)
     lines = [f"  {label}{first.strip()}", *rest]
-    if reason.eta_s is not None:
-        lines.append(f"{follow}{f.about(reason.eta_s)} left")
+    left = _left(reason)
+    if left:
+        lines.append(f"{follow}{left}")
     if reason.retry_in_s is not None:
         lines.append(f"{follow}next try in {f.duration(reason.retry_in_s)}")
     for address in reason.subject.addresses:
@@ -85,6 +87,16 @@ def _state(status: Status, printer: Printer, width: int) -> list[str]:
     if reason.hint:
         lines += wrap(harmless(reason.hint), width, first=f"{follow}hint: ", follow=follow)
     return lines
+
+
+def _left(reason: ReasonPart) -> str:
+    """A deadline is no estimate: mostly it ends much sooner."""
+    if reason.eta_s is None:
+        return ""
+    about = f.about(reason.eta_s)
+    if reason.eta_basis == "deadline":
+        about = about.replace("about", "at most", 1)
+    return f"{about} left"
 
 
 def _round(status: Status, width: int) -> list[str]:

@@ -369,9 +369,9 @@ class _Table:
         ]
 
     def _fits(self, peer: PeerId, stage: int) -> bool:
-        """Device memory holds the stage (0: unknown, and then it is tried)."""
+        """Device memory holds the stage (0: unknown, then it is tried), and its data are there."""
         record = self._here[peer]
-        if record.cordoned:
+        if record.cordoned or (stage == 0 and record.lacks_data):
             return False
         return record.memory_bytes == 0 or self._needs.memory_bytes[stage] <= record.memory_bytes
 

@@ -95,8 +95,13 @@ class Ending:
     def reason(self, micro_batches: int, leases: int) -> Reason | None:
         """What to show, if this is what is going on."""
         if self.phase in ("draining", "idle"):
-            text = f"{micro_batches} micro-batches and {leases} leases left"
+            text = f"{_count(micro_batches, 'micro-batch', 'micro-batches')} and "
+            text += f"{_count(leases, 'lease', 'leases')} left"
             return Reason(code="draining", text=text)
         if self.phase in ("leaving", "gone") and self.code in ("drained", "stopped_now"):
             return Reason(code="leaving", text="goodbye sent")
         return None
+
+
+def _count(number: int, one: str, many: str) -> str:
+    return f"{number} {one if number == 1 else many}"

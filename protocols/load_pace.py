@@ -49,7 +49,7 @@ class LoadPace:
         eta_at_s, basis = begun_s + LOADED_WITHIN_S, "deadline"
         if self._usual_s is not None and now_s < begun_s + self._usual_s:
             eta_at_s, basis = begun_s + self._usual_s, "measured"
-        size = f", {self._size_bytes} bytes" if self._size_bytes else ""
+        size = f", {self._size_bytes / 1e6:.3g} MB" if self._size_bytes else ""
         return Reason(
             code="state_verifying",
             text=f"loading stage {stage}{size}",

@@ -34,7 +34,15 @@ from swarmd.protocols.roster import PRESENT, RosterView
 
 REPLAN_S = 5.0
 _claim = attrgetter(
-    "peer", "stage", "phase", "observer", "pinned", "cordoned", "settled", "recent_starts"
+    "peer",
+    "stage",
+    "phase",
+    "observer",
+    "pinned",
+    "cordoned",
+    "lacks_data",
+    "settled",
+    "recent_starts",
 )
 _capacity = attrgetter("peer", "tokens_per_s", "memory_bytes")
 """With the claims, all of the roster that a plan follows from."""

@@ -117,10 +117,16 @@ DEVICE_CODES = ("device_lost", "out_of_memory", "data_missing", "model_does_not_
 """Losses of the worker that have a reason of their own; any other is `worker_died`."""
 
 
+DATA_HINT = (
+    "put the same files in place, or name where they are with `--data-source`, and start again"
+)
+
+
 def worker_lost(code: str, text: str, stage: int | None) -> Reason:
     known = code if code in DEVICE_CODES else "worker_died"
     is_final = known in ("out_of_memory", "model_does_not_fit")
-    return Reason(code=known, text=text, stage=stage, state="failed" if is_final else "")
+    hint = DATA_HINT if known == "data_missing" else None
+    return Reason(code=known, text=text, stage=stage, state="failed" if is_final else "", hint=hint)
 
 
 class SecondsByReason:

@@ -307,10 +307,21 @@ class Seat:
             self._fields["phase"] = "syncing"
             if self.checkpoint is not None:
                 self._fields["saved_rounds"] = (self.checkpoint.round,)
+        elif self.phase == "loading" and code == "data_missing":
+            return self._leave_without_data()
         elif self.phase == "loading" and self.fetch is not None and code in STATE_CODES:
             self.phase = "fetching"
             return self.fetch.begin_again(now_s)
         return []
+
+    def _leave_without_data(self) -> list[fx.Effect]:
+        """The first stage is none for us: whoever has the data may take it, we take another."""
+        effects = self._forget_fetch()
+        self.stage, self.phase, self.checkpoint = None, "none", None
+        self._wanted = self.resuming = None
+        self._fields |= {"stage": None, "phase": "joining", "pinned": False, "saved_rounds": ()}
+        self._fields["lacks_data"] = True
+        return effects
 
     def put_away(self, round_number: int) -> None:
         """The stage is in a file, the worker ends; `come_back` takes a stage again."""

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from swarmd.protocols.explain import Situation
 from swarmd.protocols.pipeline_statistics import Waiting
-from swarmd.protocols.reasons import Reason
+from swarmd.protocols.reasons import DATA_HINT, Reason
 from swarmd.protocols.seat import is_first_round
 from swarmd.protocols.stall_watch import what_is_missing
 
@@ -31,7 +31,7 @@ def situation_of(peer: PeerMachine, now_s: float) -> Situation:
         own=peer.peer,
         failed=peer.failed,
         user=_user(peer, now_s),
-        resources=peer.work.resources,
+        resources=peer.work.resources or _without_data(peer),
         is_complete=peer.leases.is_complete,
         syncing=peer.work.seat.reason(now_s),
         seating=_seating(peer),
@@ -71,6 +71,16 @@ def _lost_stage(peer: PeerMachine, now_s: float) -> tuple[int, int] | None:
     settled = peer.leases.ledger.settled
     is_of_the_seed = settled == 0 and is_first_round(coverage)
     return (lost[0], settled) if lost and not is_of_the_seed else None
+
+
+def _without_data(peer: PeerMachine) -> Reason | None:
+    """Nothing but a first stage is left for this peer, and it lacks the data for that."""
+    placement = peer.work.seat.placement
+    is_idle = placement.is_settled_without_a_stage and placement.why == "does_not_fit"
+    if not (is_idle and peer.membership.record.lacks_data):
+        return None
+    text = "the run's data are not here, and no other stage fits this peer"
+    return Reason(code="data_missing", text=text, hint=DATA_HINT)
 
 
 def _seating(peer: PeerMachine) -> Reason | None:

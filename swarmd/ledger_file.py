@@ -108,8 +108,10 @@ def _proving(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise _unproved(path, error.strerror or str(error)) from None
-    except (ValueError, KeyError, TypeError, msgpack.UnpackException) as error:
+        raise _unproved(path, f"cannot be read: {error.strerror or error}") from None
+    except (msgpack.UnpackException, msgpack.ExtraData):
+        raise _unproved(path, "is no ledger") from None
+    except (ValueError, KeyError, TypeError) as error:
         raise _unproved(path, f"is no ledger: {error}") from None
     except (InvalidRun, ProtocolError) as error:
         raise _unproved(path, f"does not hold: {error}") from None

@@ -52,6 +52,7 @@ class PeerConfig:
     micro_batch: int | Literal["auto"] = "auto"
     peak_flops: float | None = None
     """Operations a second; what MFU is a share of."""
+    data_source: str | None = None
     limit_up: float | None = None
     limit_down: float | None = None
     quota_month: int | None = None

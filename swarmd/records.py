@@ -46,6 +46,8 @@ class PlannedPeer:
     observer."""
     pinned: bool = False
     cordoned: bool = False
+    lacks_data: bool = False
+    """Can hold no first stage."""
 
 
 @record("plan")

@@ -17,6 +17,8 @@ from swarmd.units import BadValue
 
 SECTIONS = ("net", "device", "limits", "schedule", "log", "service")
 NAME_CHARS_MAX = 32
+SOURCE_KINDS = ("builtin", "text", "jsonl", "parquet", "hf", "tokens")
+"""Of data, before the colon (swarmd/data/sources.py)."""
 
 
 class HostPort(NamedTuple):
@@ -183,6 +185,13 @@ def _hours(text: str) -> tuple[int, int]:
     return hours[0] % 24, hours[1] % 24
 
 
+def _source(text: str) -> str:
+    kind, _, what = text.partition(":")
+    if kind not in SOURCE_KINDS or not what:
+        raise BadValue(text, f"is none of {', '.join(SOURCE_KINDS)}", "text:corpus/**/*.txt")
+    return text
+
+
 def _text(text: str) -> str:
     return text
 
@@ -269,6 +278,10 @@ SETTINGS: tuple[Setting, ...] = (
     Setting(
         name="peak_flops", section="device", grammar=FLOPS, is_live=True,
         help="What the device can do at best, as 82.6T; `bench device` measures it. For the MFU.",
+    ),
+    Setting(
+        name="data_source", section="device", grammar=Grammar("SOURCE", _source),
+        help="Where this machine has the run's data, if not where the run says: text:GLOB ...",
     ),
     Setting(
         name="limit_up", section="limits", grammar=RATE, is_live=True,

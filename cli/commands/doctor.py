@@ -34,7 +34,7 @@ def doctor(session: Session, run: str | None, gpu: tuple[str, ...], no_step: boo
     found = fit.look(session.home, config, description, dry_step=not no_step)
     findings += found.findings
     if description is not None:
-        findings += peer.run_findings(description, session.home)
+        findings += peer.run_findings(description, session.home, config)
     report = Doctor(
         findings=findings, supported=is_supported(), fit=found.fit, verdict=found.verdict
     )

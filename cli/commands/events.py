@@ -5,6 +5,8 @@ from __future__ import annotations
 import time
 from typing import Any
 
+import click
+
 from swarmd.cli import exits
 from swarmd.cli.framework import DURATION, Session, command, option
 
@@ -12,7 +14,7 @@ from swarmd.cli.framework import DURATION, Session, command, option
 @command(section="Looking")
 @option("-f", "--follow", is_flag=True, help="Go on with what comes, until Ctrl-C.")
 @option("--since", type=DURATION, help="Only those of the last DUR.")
-@option("-n", "--lines", type=int, help="Only the last N.")
+@option("-n", "--lines", type=click.IntRange(min=0), help="Only the last N.")
 def events(session: Session, follow: bool, since: float | None, lines: int | None) -> None:
     """What happened here: state changes, peers, rounds, faults. Needs no daemon but for -f."""
     from swarmd.events_log import read_events

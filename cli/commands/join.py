@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
+FAREWELLS = {"drained": "left the swarm in order", "run_complete": "the run is complete"}
+"""By the code of an end that was a good one."""
+
 
 def _spec(text: str) -> str:
     from swarmd.injection import parse_injection
@@ -166,6 +169,8 @@ def _run_daemon(
                 say=say,
             )
             code = run_daemon(request)
+            if code == exits.OK and not session.printer.is_quiet:
+                talk.write_line(_farewell(session.home))
         finally:
             lock.release()
     except Exception as error:
@@ -219,6 +224,15 @@ def _as_lines(data: DropWriter) -> Callable[[dict[str, Any]], None]:
 
 def _nothing(line: str) -> None:
     """With --quiet."""
+
+
+def _farewell(home: Home) -> str:
+    """The last line: on a terminal the picture above it still shows a peer that trains."""
+    from swarmd.home_files import read_last_exit
+
+    last = read_last_exit(home)
+    code = "drained" if last is None else last.code
+    return f"{FAREWELLS.get(code, 'ended in order')} ({code})"
 
 
 def _tell_end(home: Home, code: int) -> None:

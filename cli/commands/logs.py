@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import click
+
 from swarmd.cli import exits
 from swarmd.cli.framework import DURATION, Session, command, option
 from swarmd.errors import UserError
@@ -20,7 +22,12 @@ LINES = 200
 @command(section="Looking")
 @option("-f", "--follow", is_flag=True, help="Go on with what comes, until Ctrl-C.")
 @option("--since", type=DURATION, help="Only the last DUR.")
-@option("-n", "--lines", type=int, help=f"Only the last N; default {LINES}, or all with --since.")
+@option(
+    "-n",
+    "--lines",
+    type=click.IntRange(min=0),
+    help=f"Only the last N; default {LINES}, or all with --since.",
+)
 def logs(session: Session, follow: bool, since: float | None, lines: int | None) -> None:
     """The daemon's log. Needs no daemon."""
     file = session.home.log_file

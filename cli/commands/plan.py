@@ -51,7 +51,6 @@ def plan(session: Session) -> None:
 
 
 def _why(peer: PlannedPeer) -> str:
-    marks = [
-        word for word, holds in (("pinned", peer.pinned), ("cordoned", peer.cordoned)) if holds
-    ]
+    bonds = {"pinned": peer.pinned, "cordoned": peer.cordoned, "has no data": peer.lacks_data}
+    marks = [word for word, holds in bonds.items() if holds]
     return ", ".join([peer.why, *(mark for mark in marks if mark != peer.why)])

@@ -43,6 +43,7 @@ class Fitness:
 
 def look(home: Home, config: PeerConfig, run: RunConfig | None, *, dry_step: bool) -> Fitness:
     """run None: only the device. dry_step: train a stage for a few seconds."""
+    from swarmd.data.at_hand import is_at_hand
     from swarmd.device_probe import probe_devices
 
     found = Fitness()
@@ -51,8 +52,9 @@ def look(home: Home, config: PeerConfig, run: RunConfig | None, *, dry_step: boo
     if not choices or run is None:
         return found
     verdicts = []
+    first = 0 if is_at_hand(run, home.cache, config.data_source) else 1
     for choice in choices:
-        stages = _fitting_stages(run, choice, found)
+        stages = [stage for stage in _fitting_stages(run, choice, found) if stage >= first]
         measured = _dry_step(run, choice, config, stages, found) if dry_step and stages else None
         verdicts.append(_verdict(run, choice, stages, measured, is_one=len(choices) == 1))
     found.findings.append(_checkpoints(home, run))

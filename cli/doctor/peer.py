@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import errno
-import glob
 import socket
 import stat
 from collections.abc import Iterator
 from typing import Any
 
 from swarmd.cli import format as f
+from swarmd.data.at_hand import is_at_hand
 from swarmd.errors import SwarmdError
 from swarmd.home import Home
 from swarmd.peer_config import PeerConfig
@@ -141,7 +141,7 @@ def _service() -> Finding:
     return Finding(check="service", severity="ok", text=f"{text} + {WAN.stop_grace_s:g} s")
 
 
-def run_findings(run: RunConfig, home: Home) -> Iterator[Finding]:
+def run_findings(run: RunConfig, home: Home, config: PeerConfig) -> Iterator[Finding]:
     """Versions, and room for this run's checkpoints."""
     from swarmd.protocols.greeting import PROTOCOL_MAX, PROTOCOL_MIN
 
@@ -156,20 +156,17 @@ def run_findings(run: RunConfig, home: Home) -> Iterator[Finding]:
         text=text,
         fix=None if fits else "install the version that the others run",
     )
-    yield _data(run, home)
+    yield _data(run, home, config)
 
 
-def _data(run: RunConfig, home: Home) -> Finding:
+def _data(run: RunConfig, home: Home, config: PeerConfig) -> Finding:
     """Only first stages read the data; whoever does not have it takes another."""
-    source = run.data.source
-    kind, _, rest = source.partition(":")
-    if kind in ("builtin", "hf"):
+    source = config.data_source or run.data.source
+    if is_at_hand(run, home.cache, config.data_source):
         return Finding(check="data", severity="ok", text=source)
-    if next(glob.iglob(rest.partition("#")[0], recursive=True), None) is None:
-        return Finding(
-            check="data",
-            severity="warn",
-            text=f"{source} is not on this machine, so it can hold no first stage",
-            fix="put the same files there; their hash must match",
-        )
-    return Finding(check="data", severity="ok", text=source)
+    return Finding(
+        check="data",
+        severity="warn",
+        text=f"{source} is not on this machine, so it can hold no first stage",
+        fix="put the same files there, or name where they are with `--data-source`",
+    )

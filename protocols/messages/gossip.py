@@ -70,6 +70,8 @@ class PeerRecord(Message):
     """None: an observer, or not assigned yet."""
     pinned: bool = flag(default=False)
     cordoned: bool = flag(default=False)
+    lacks_data: bool = flag(default=False)
+    """The run's data are not where it is: it can hold no first stage."""
     addresses: tuple[str, ...] = sequence(text(limits.ADDRESS_CHARS_MAX), limits.ADDRESSES_MAX)
     """Where libp2p listens, as multiaddresses without the /p2p part."""
     bulk_addresses: tuple[str, ...] = sequence(text(limits.ADDRESS_CHARS_MAX), limits.ADDRESSES_MAX)

@@ -10,6 +10,9 @@ samples from it.
     corpus      all of it together: the samples of a micro-batch
 """
 
-INSTALL_HINT = "install it, or in a checkout all of them: `python -m pip install '.[data]'`"
+INSTALL_HINT = (
+    "install it, or in a checkout all of them: "
+    "`.venv/bin/pip install -c constraints.txt -e '.[data]'`"
+)
 """Where an optional package is missing. The project is on no package index, so its name alone
 would install something else or nothing."""

@@ -31,7 +31,7 @@ from numpy.typing import NDArray
 
 from swarmd.data.documents import EXIT_BAD_CONFIG, DataMissing
 from swarmd.data.order import Permutation
-from swarmd.data.packing import pack
+from swarmd.data.packing import folder_of, pack
 from swarmd.data.sources import Source, parse_source
 from swarmd.data.token_folder import Packed, TokenPart, open_folder
 from swarmd.data.token_writing import Recipe, Tell
@@ -213,12 +213,22 @@ def _opened(
 ) -> Packed:
     if source.folder is not None:
         return _opened_tokens(source.folder, data)
-    recipe = Recipe(
+    recipe = _recipe(data, sequence_tokens)
+    tokeniser = tokeniser_named(data.tokeniser, cache_dir)
+    return pack(source, tokeniser, cache_dir, recipe, content_hash=data.content_hash, tell=tell)
+
+
+def packed_folder(data: DataConfig, sequence_tokens: int, cache_dir: Path) -> Path:
+    """Where the cache holds a run's data once they are packed, whether they are there or not."""
+    recipe = _recipe(data, sequence_tokens)
+    return folder_of(data.content_hash, data.tokeniser, recipe, cache_dir)
+
+
+def _recipe(data: DataConfig, sequence_tokens: int) -> Recipe:
+    return Recipe(
         held_out_share=data.held_out_share,
         held_out_tokens_min=data.held_out_sequences * sequence_tokens + 1,
     )
-    tokeniser = tokeniser_named(data.tokeniser, cache_dir)
-    return pack(source, tokeniser, cache_dir, recipe, content_hash=data.content_hash, tell=tell)
 
 
 def _opened_tokens(folder: Path, data: DataConfig) -> Packed:

@@ -45,24 +45,22 @@ def pack(
     Raises DataMissing if the source cannot be read or has other content, StoreError if the cache
     cannot be written.
     """
-    layout = (
-        f"{LAYOUT_VERSION}/{tokeniser.name}/{recipe.held_out_share!r}/{recipe.held_out_tokens_min}"
-    )
     parent = cache_dir / "data"
     if content_hash:
-        ready = _open_if_sound(_folder(parent, content_hash, layout))
+        wanted = folder_of(content_hash, tokeniser.name, recipe, cache_dir)
+        ready = _open_if_sound(wanted)
         if ready is not None:
             return ready
     with reporting_store_errors(parent), _only_packer(parent):
         if content_hash:
-            ready = _open_if_sound(_folder(parent, content_hash, layout))
+            ready = _open_if_sound(wanted)
             if ready is not None:
                 return ready
         with aside(parent) as made:
             index = write_tokens(source, tokeniser, made, recipe, tell)
             if content_hash and index.content_hash != content_hash:
                 raise _other_content(source, content_hash, index.content_hash)
-            folder = _folder(parent, index.content_hash, layout)
+            folder = folder_of(index.content_hash, tokeniser.name, recipe, cache_dir)
             ready = _open_if_sound(folder)
             if ready is None:
                 put_in_place(made, folder)
@@ -70,9 +68,13 @@ def pack(
     return ready
 
 
-def _folder(parent: Path, content_hash: str, layout: str) -> Path:
+def folder_of(content_hash: str, tokeniser_name: str, recipe: Recipe, cache_dir: Path) -> Path:
+    """Where the cache has this content in this layout, or would have it."""
+    layout = (
+        f"{LAYOUT_VERSION}/{tokeniser_name}/{recipe.held_out_share!r}/{recipe.held_out_tokens_min}"
+    )
     key = hashlib.blake2b(f"{content_hash}/{layout}".encode(), digest_size=16)
-    return parent / key.hexdigest()
+    return cache_dir / "data" / key.hexdigest()
 
 
 def _open_if_sound(folder: Path) -> Packed | None:

@@ -127,6 +127,7 @@ def _planned(record: PeerRecord, plan: PlacementPlan) -> PlannedPeer:
         why=seat.why if seat is not None else "observer" if record.observer else record.phase,
         pinned=record.pinned,
         cordoned=record.cordoned,
+        lacks_data=record.lacks_data,
     )
 
 
@@ -186,7 +187,7 @@ class _Run(_Answer):
     async def __call__(self, args: Args) -> Any:
         run = self._node.run
         if run is None:
-            raise UserError("the run is not known yet", code="not_ready", exit_code=75)
+            raise _not_ready("the run is not known yet")
         return Run(
             id=run.run_id,
             name=run.name,
@@ -361,5 +362,10 @@ def _held(machine: PeerMachine) -> dict[str, int]:
 
 def _machine(node: PeerNode) -> PeerMachine:
     if node.machine is None:
-        raise UserError("the peer has not joined yet", code="not_ready", exit_code=75)
+        raise _not_ready("the peer has not joined yet")
     return node.machine
+
+
+def _not_ready(text: str) -> UserError:
+    hint = "wait for it with `swarmd wait --for joined`"
+    return UserError(text, code="not_ready", exit_code=75, hint=hint)

@@ -45,16 +45,17 @@ def make_machine(
     found: FoundStates,
     *,
     is_founder: bool,
+    lacks_data: bool,
 ) -> PeerMachine:
     """Not started. `found`: what this home holds of the run; `transport` listens already.
 
     is_founder: may decide before anybody else is there. A home that took part before never is: it
-    would begin a second swarm beside the first.
+    would begin a second swarm beside the first. lacks_data: can hold no first stage.
     """
     is_local = run.time_scale == "local"
     identity = life.identity
     membership = Membership(
-        _first_record(life, run, transport),
+        _first_record(life, run, transport, lacks_data=lacks_data),
         membership_limits.local() if is_local else membership_limits.wan(),
         identity.sign,
         verify,
@@ -114,7 +115,9 @@ def _guard_rules(life: Life, run: RunConfig) -> GuardRules:
     return GuardRules(rounds=run.guard_rounds, copies=run.guard_copies, bytes_max=quota)
 
 
-def _first_record(life: Life, run: RunConfig, transport: Transport) -> PeerRecord:
+def _first_record(
+    life: Life, run: RunConfig, transport: Transport, *, lacks_data: bool
+) -> PeerRecord:
     """What the others learn of us first."""
     return PeerRecord(
         peer=life.peer,
@@ -124,6 +127,7 @@ def _first_record(life: Life, run: RunConfig, transport: Transport) -> PeerRecor
         name=life.name[:64],
         phase="joining",
         observer=life.config.observe,
+        lacks_data=lacks_data,
         addresses=tuple(_without_peer(a) for a in transport.addresses()),
         bulk_addresses=tuple(transport.bulk_addresses()),
     )

@@ -14,6 +14,7 @@ import trio
 
 from swarmd.buffers import SlotPool
 from swarmd.checkpoints import CheckpointFolder
+from swarmd.data.at_hand import is_at_hand
 from swarmd.devices import described
 from swarmd.events_log import EventLog
 from swarmd.home_files import raise_incarnation, read_known_peers
@@ -233,9 +234,9 @@ class PeerNode:
             log.warning("checkpoint_unusable path=%s why=%s", passed_over.path, passed_over.why)
             self.feed.publish("checkpoint_unusable", level="warning", data=passed_over.told())
         is_founder = life.is_founder and not found.has_history and not self.has_been_in(run)
-        machine = make_machine(
-            life, run, self.transport, by_peer(entries), found, is_founder=is_founder
-        )
+        has_data = await _in_thread(is_at_hand, run, life.home.cache, life.config.data_source)
+        begins = {"is_founder": is_founder, "lacks_data": not has_data}
+        machine = make_machine(life, run, self.transport, by_peer(entries), found, **begins)
         self.machine = machine
         driver = self._drive(machine)
         assert driver.files is not None
@@ -321,6 +322,8 @@ class PeerNode:
         wanted = "" if self.loader is None else self.loader.wanted_state or ""
         if code in STATE_CODES and fetched_in([wanted]):
             return  # the machine, which was told before, gets another state
+        if code == "data_missing" and self.settings.wanted_stage is None:
+            return  # or another stage
         self._finish(code, EXIT_CODES.get(code, 1), text)
 
     # ------------------------------------------------------------------------------- what is told

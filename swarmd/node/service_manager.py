@@ -78,7 +78,8 @@ def status_text(reason: Reason, now_s: float) -> str:
     if reason.eta_at_s is not None:
         minutes = round((reason.eta_at_s - now_s) / 60)
         if minutes > 0:
-            text += f", about {minutes} min left"
+            about = "at most" if reason.eta_basis == "deadline" else "about"
+            text += f", {about} {minutes} min left"
     return text[:STATUS_CHARS_MAX]
 
 

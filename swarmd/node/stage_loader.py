@@ -86,6 +86,7 @@ class StageLoader:
             micro_batch_max=settings.micro_batch if settings.micro_batch != "auto" else None,
             memory_max_bytes=settings.memory_limit,
             cache_dir=self._life.home.cache,
+            data_source=settings.data_source or "",
         )
         self.wanted_state = wanted.state
         if self.lane is None:

@@ -38,6 +38,7 @@ class Talk:
         self._said_code = ""
         self._said_search = ""
         self._has_linked = False
+        self._said_lack = False
         self.has_trained = False
 
     def listens(self, ports_changed: dict[int, int]) -> None:
@@ -78,6 +79,7 @@ class Talk:
         if not self._has_linked:
             self._has_linked = True
             self._say(f"others join with: swarmd join '{self._node.reporter.run_link()}'")
+        self._tell_lack()
         self._tell_stage()
         reason = machine.reasons.current
         if reason.code != self._said_code and reason.code not in QUIET:
@@ -110,6 +112,16 @@ class Talk:
         if reason.code == "bootstrap_unreachable" and reason.text != self._said_search:
             self._said_search = reason.text
             self._tell(reason)
+
+    def _tell_lack(self) -> None:
+        """What it will not do, and why."""
+        machine, run = self._node.machine, self._node.run
+        assert machine is not None
+        assert run is not None
+        if machine.membership.record.lacks_data and not self._said_lack:
+            self._said_lack = True
+            source = self._node.settings.data_source or run.data.source
+            self._say(f"{source} is not here, or not the run's data: takes no first stage")
 
     def _tell_stage(self) -> None:
         machine, run = self._node.machine, self._node.run

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import socket
 from dataclasses import replace
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 
 import pytest
 from command_line import FakeDaemon, swarmd
+from corpus_helpers import write_texts
 
 from swarmd.cli import bench_device
 from swarmd.cli.doctor import fit, machine
@@ -120,6 +122,29 @@ def test_verdict_names_stages_speed_and_what_the_line_must_carry(
         "text": "this machine can hold any stage of demo, about 1.80 k tok/s; needs 5.8 Mbit/s up",
     }
     assert found["fit"]["stages_possible"] > 1
+
+
+def test_verdict_leaves_out_the_first_stage_where_its_data_are_missing(
+    home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with_devices(monkeypatch, USABLE)
+    texts, file = write_texts(tmp_path / "in"), tmp_path / "own.toml"
+    file.write_text(
+        f'[run]\nname = "own"\npreset = "tiny"\nstages = 2\ndata = "{texts}"\n'
+        "sequence_tokens = 16\n[data]\nheld_out_sequences = 3\n"
+    )
+    assert swarmd("run", "create", file, home=home).code == 0
+    (tmp_path / "in").rename(tmp_path / "moved")
+    shutil.rmtree(home.cache)
+    look = ("doctor", "--run", "own", "--no-step", "--json")
+    found = swarmd(*look, home=home).object
+    assert found_by("data", found)["severity"] == "warn"
+    assert found["verdict"]["text"] == "this machine can hold stage 1 of own"
+    moved = ("device.data_source", f"text:{tmp_path}/moved/*.txt")
+    assert swarmd("config", "set", *moved, home=home).code == 0
+    found = swarmd(*look, home=home).object
+    assert found_by("data", found)["severity"] == "ok"
+    assert found["verdict"]["text"] == "this machine can hold any stage of own"
 
 
 def test_every_gpu_that_is_named_is_looked_at(

@@ -74,7 +74,7 @@ def test_picture_shows_stages_course_and_links_below_the_status() -> None:
 def test_reason_with_its_eta_leads_where_it_does_not_train() -> None:
     lines = live_lines(waiting_status(), peer_rows(), Course(), printer(NO_COLOR=""))
     assert "stage 3 has no peer; 2 peers could take it (waiting_for_stage)" in lines[2]
-    assert "about 25 s left" in "".join(lines[3:5])
+    assert "at most 25 s left" in "".join(lines[3:5])
     assert "  stage 3    nobody" in "\n".join(lines) or "on its way" in "\n".join(lines)
     assert not [line for line in lines if line.startswith("  course")]
 

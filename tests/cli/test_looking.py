@@ -214,6 +214,8 @@ def written(home: Home) -> Home:
 
 
 def test_events_are_read_without_a_daemon(written: Home) -> None:
+    assert swarmd("events", "-n", "-3", home=written).code == 2
+    assert swarmd("logs", "-n", "-3", home=written).code == 2
     lines = [line.split() for line in swarmd("events", home=written).lines]
     assert [words[1:] for words in lines] == [
         ["started"],

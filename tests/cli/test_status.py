@@ -43,7 +43,7 @@ WAITING = """\
 cedar ·eH3e            run prairie-1b ·7f3a            up 1 m 10 s
 
   WAITING    stage 3 has no peer; 2 peers could take it (waiting_for_stage) for 14 s
-             about 25 s left
+             at most 25 s left
   round      42   standing still since 11:59:45
   loss       3.412 now · 10.980 at first · 3.431 held out · disagreement 0.31
   swarm      9 alive · 0 contributing · stages 0:3 1:3 2:3 3:0

@@ -211,6 +211,8 @@ def test_boot_05_nobody_founds_a_swarm_by_leaving_something_out(
         (["--inject", "nan_updat"], "did you mean nan_update"),
         (["--inner-steps", "5"], "belongs to the run"),
         (["--seed", "5"], "belongs to the run"),
+        (["--data", "text:here/*"], "--data-source"),
+        (["--data-source", "here"], "text:corpus/**/*.txt"),
         (["--no-such-thing"], "--no-such-thing"),
         (["--shape", "1mbit,1s,2s"], "--shape"),
         (["--timeout", "soon"], "--timeout"),

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import socket
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
-from daemons import Daemons, daemons
+from daemons import Daemons, daemons, run_text
 
 pytestmark = pytest.mark.process
 
@@ -41,6 +43,7 @@ def test_join_says_what_it_does_and_a_home_founds_only_once(tmp_path: Path) -> N
         swarm.wait("p0 has written down whom it knows", memory.exists)
         swarm.peers["p0"].signal(signal.SIGTERM)
         assert swarm.peers["p0"].ended()[0] == 0
+        assert said(swarm, "p0").splitlines()[-1] == "left the swarm in order (drained)"
         swarm.start("p0", "--observe", first=True)
         swarm.wait("p0 is back", lambda: swarm.status("p0")["peers"]["alive"] == 2)
         assert "--first founds only once" in said(swarm, "p0")
@@ -55,6 +58,32 @@ def test_join_says_what_it_does_and_a_home_founds_only_once(tmp_path: Path) -> N
             ),
         )
         assert "left" in {entry["liveness"] for entry in swarm.entries("p0").values()}
+
+
+def test_detached_daemon_has_the_home_that_was_named_relative_to_where_we_are(
+    tmp_path: Path,
+) -> None:
+    """And the run file: it may not look for either from another directory."""
+
+    def told(*words: str) -> dict[str, Any]:
+        command = [sys.executable, "-m", "swarmd", "--home", "p0", "--json", *words]
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+        assert done.returncode == 0, done.stdout + done.stderr
+        found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+        return found
+
+    (tmp_path / "run.toml").write_text(run_text(1, 1), encoding="utf-8")
+    joined = told(
+        *("join", "run.toml", "--first", "--observe", "--listen", "127.0.0.1:0"),
+        *("--lan-discovery", "off", "--detach", "--timeout", "2m"),
+    )
+    try:
+        assert told("status")["peer"]["pid"] == joined["pid"]
+        assert joined["home"] == str(tmp_path / "p0")
+        assert told("leave")["outcome"] == "drained"
+    except BaseException:
+        os.kill(joined["pid"], signal.SIGKILL)
+        raise
 
 
 def test_signal_while_it_starts_is_exit_0_without_a_traceback(tmp_path: Path) -> None:

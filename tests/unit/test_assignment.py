@@ -98,6 +98,13 @@ class TestJoining:
         found = planned(active("a", 0), joiner("c", recent_starts=9))
         assert stage_of(found, "c") == 1
 
+    def test_who_lacks_the_data_gets_no_first_stage_however_much_it_is_needed(self) -> None:
+        without = [joiner(name, lacks_data=True) for name in "abc"]
+        found = planned(*without)
+        assert sizes(found) == [0, 3]
+        assert planned(*without, stages=1).seats[peer_id("a")].why == "does_not_fit"
+        assert stage_of(planned(*without, joiner("d")), "d") == 0
+
     def test_observers_have_no_seat(self) -> None:
         found = planned(active("a", 0), active("b", 1), record("o", stage=None, observer=True))
         assert peer_id("o") not in found.seats
@@ -131,6 +138,12 @@ class TestFilling:
     def test_pinned_and_cordoned_peers_do_not_move(self, bond: dict[str, bool]) -> None:
         found = planned(active("a", 0, **bond), active("b", 0, **bond))
         assert found.decision == "keep"
+
+    def test_only_who_has_the_data_fills_the_first_stage(self) -> None:
+        here = [active(name, 1, lacks_data=True) for name in "abc"]
+        assert planned(*here, quiet_s=0.0).decision == "keep"
+        found = planned(*here, active("d", 1), quiet_s=0.0)
+        assert (found.decision, stage_of(found, "d")) == ("fill", 0)
 
     def test_dead_and_left_hold_nothing_and_suspects_still_do(self) -> None:
         records = (active("a", 0), active("b", 0), active("c", 1))

@@ -269,7 +269,7 @@ def test_a_package_that_is_not_installed_is_named(tmp_path, monkeypatch, spec, p
     (tmp_path / "a.zst").write_bytes(b"")
     with pytest.raises(DataMissing, match=f"needs the package {package}") as caught:
         documents(spec.format(tmp_path))
-    assert "pip install '.[data]'" in caught.value.hint
+    assert "pip install -c constraints.txt -e '.[data]'" in caught.value.hint
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ def test_the_first_time_it_goes_by_the_pace_at_which_the_state_came() -> None:
     pace = LoadPace()
     pace.begin(80_000_000, 10e6, now_s=100.0)
     assert eta_of(pace, 101.0) == (108.0, "measured")
-    assert "80000000 bytes" in pace.reason(1, 101.0).text
+    assert "80 MB" in pace.reason(1, 101.0).text
 
 
 def test_later_it_goes_by_what_loading_took_before_and_by_the_size() -> None:

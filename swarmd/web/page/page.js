@@ -68,7 +68,8 @@ function showNow(status) {
   state.textContent = stage ? `${status.state} · stage ${stage.index} of ${run.stages}` : status.state;
   state.className = status.state;
   const reason = status.reason;
-  const eta = known(reason.eta_s) ? `, about ${duration(reason.eta_s)} left` : "";
+  const about = reason.eta_basis === "deadline" ? "at most" : "about";
+  const eta = known(reason.eta_s) ? `, ${about} ${duration(reason.eta_s)} left` : "";
   const why = reason.text === reason.code ? reason.text : `${reason.text} (${reason.code})`;
   byId("reason").textContent = `${why} for ${duration(reason.for_s)}${eta}`;
   const share = known(progress.inner_step) && run.total_steps ? progress.inner_step / run.total_steps : 0;
