@@ -67,7 +67,9 @@ def tokenize(
     }
 
 
-def train(source: str, file: Path, vocab_size: int, text_bytes_max: int) -> dict[str, Any]:
+def train(
+    source: str, file: Path, vocab_size: int, text_bytes_max: int, say: Callable[[str], None]
+) -> dict[str, Any]:
     """Write a tokenizer.json. Returns what `swarmd.done` says of it."""
     if file.exists():
         raise _exists(file)
@@ -77,7 +79,7 @@ def train(source: str, file: Path, vocab_size: int, text_bytes_max: int) -> dict
             code="usage",
             exit_code=2,
         )
-    trained: Trained = train_tokeniser(parse_source(source), vocab_size, text_bytes_max)
+    trained: Trained = train_tokeniser(parse_source(source), vocab_size, text_bytes_max, say)
     with reporting_store_errors(file):
         file.parent.mkdir(parents=True, exist_ok=True)
         unfinished = file.with_name(f".{file.name}.{os.getpid()}")

@@ -25,9 +25,12 @@ class HeadWatch:
         self._lives: dict[PeerId, int] = {own: incarnation}
         self.heads: tuple[PeerId, ...] = ()
         """Sorted."""
+        self._calm_s = limits.calm_after_s(0)
+        """Between two announcements of a head, when they are rarest."""
 
     def set_heads(self, heads: Iterable[PeerId], now_s: float) -> None:
         self.heads = tuple(sorted(set(heads)))
+        self._calm_s = self._limits.calm_after_s(len(self.heads))
         for peer in [peer for peer in self._pace if peer not in self.heads]:
             del self._pace[peer]
         for peer in self.heads:
@@ -66,13 +69,12 @@ class HeadWatch:
     def held_by_others(self, round_number: int, now_s: float) -> tuple[IndexSet, IndexSet]:
         """(under a lease of another head that counts, only under such that have run out)."""
         held = stale = 0
-        calm_s = self._calm_s
         for entry in self._ledger.entries(round_number):
             pace = self._pace.get(entry.key.peer)
             is_own = entry.key.peer == self._own
             if not entry.leased or pace is None or is_own or not self._is_of_last_life(entry):
                 continue
-            late = pace.overdue(round_number, now_s - pace.lease_s(self._limits, calm_s)).bits
+            late = pace.overdue(round_number, now_s - pace.lease_s(self._limits, self._calm_s)).bits
             held |= entry.leased.bits & ~late
             stale |= entry.leased.bits & late
         others = ~self._ledger.ended(round_number).bits
@@ -104,10 +106,6 @@ class HeadWatch:
         if pace is None:
             return self._limits.lease_s_first
         return pace.lease_s(self._limits, self._calm_s)
-
-    @property
-    def _calm_s(self) -> float:
-        return self._limits.calm_after_s(len(self.heads))
 
     def _is_of_last_life(self, entry: Entry) -> bool:
         return entry.key.incarnation == self._lives.get(entry.key.peer)

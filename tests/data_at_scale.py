@@ -26,6 +26,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import chain, islice, product
 from pathlib import Path
 from typing import Any
@@ -65,7 +66,7 @@ def texts(seed: int) -> Iterator[bytes]:
     often = np.cumsum(1.0 / (rank + 2.7) / (1.0 + rank / RARE_FROM) ** 0.8)
     often /= often[-1]
     while True:
-        drawn = known[np.searchsorted(often, rng.random(FILE_BYTES // 6))].tolist()
+        drawn = known[np.searchsorted(often, rng.random(FILE_BYTES // 4))].tolist()
         lines = [" ".join(drawn[at : at + 12]) + "." for at in range(0, len(drawn), 12)]
         yield "\n".join(lines).encode()[:FILE_BYTES]
 
@@ -110,10 +111,11 @@ def tokenise(texts_folder: Path, tokens: Path, tokeniser: str, home: Path) -> di
 def resume(tokens: Path, number: int) -> dict[str, float]:
     """In this process, which has read nothing yet: from the folder to a micro-batch's samples."""
     began_s, began_cpu_s = time.monotonic(), time.process_time()
-    tokeniser = open_folder(tokens).index.tokeniser
+    index = open_folder(tokens).index
     run = data_run(
         f"tokens:{tokens}",
-        tokeniser=tokeniser,
+        model=replace(data_run("builtin:python").model, vocab_size=index.vocab_size),
+        tokeniser=index.tokeniser,
         sequence_tokens=SEQUENCE_TOKENS,
         micro_batch_tokens=8 * SEQUENCE_TOKENS,
         batch_tokens=256 * SEQUENCE_TOKENS,

@@ -38,7 +38,7 @@ def audit(session: Session, file: str | None, run: str | None) -> int:
     told = from_plain(Audit, found)
     session.printer.line(
         f"{f.count(told.samples_completed)} of {f.count(told.samples_total)} samples done"
-        f" · {f.count(told.open_leases)} micro-batches under way"
+        f" · {f.plural(told.open_leases, 'micro-batch', 'micro-batches')} under way"
         f" · {f.count(told.processed_twice)} samples worked on twice, counted once"
     )
     verdict = "clean: no gap, no repeat" if told.clean else "NOT clean"
@@ -148,7 +148,7 @@ def train_tokenizer(
     from swarmd.cli import format as f
     from swarmd.cli.data_work import train
 
-    found = train(source, Path(file), vocab_size, text_bytes)
+    found = train(source, Path(file), vocab_size, text_bytes, session.printer.say)
     session.done(
         f"{f.count(found['vocab_size'])} tokens, learnt from {f.size(found['text_bytes'])}",
         found,

@@ -37,6 +37,13 @@ def matching_files(pattern: str) -> list[tuple[str, Path]]:
     base = _folder_without_wildcards(expanded)
     found = [Path(match) for match in glob.glob(expanded, recursive=True)]
     files = sorted((path.relative_to(base).as_posix(), path) for path in found if path.is_file())
+    lost = sorted(path for path in found if path.is_symlink() and not path.exists())
+    if lost:
+        raise DataMissing(
+            f"{lost[0]} is a link that leads nowhere",
+            path=str(lost[0]),
+            hint="remove it, or choose a pattern that does not match it",
+        )
     if not files:
         raise DataMissing(
             f"no file matches {pattern}",

@@ -7,7 +7,8 @@ does. Only documents that no run with the usual share would hold out are learnt 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from swarmd.data.documents import DataMissing
@@ -16,6 +17,7 @@ from swarmd.data.text_files import needs_package
 from swarmd.data.tokeniser import END_TOKENS
 
 HELD_OUT_SHARE = 0.05
+TELL_EVERY_S = 1.0
 VOCAB_MIN = 257
 """The bytes, and the token that ends a text."""
 
@@ -28,8 +30,11 @@ class Trained:
     text_bytes: int
 
 
-def train_tokeniser(source: Source, vocab_size: int, text_bytes_max: int) -> Trained:
-    """Learn from the first `text_bytes_max` bytes of the source. Raises DataMissing."""
+def train_tokeniser(
+    source: Source, vocab_size: int, text_bytes_max: int, say: Callable[[str], None] | None = None
+) -> Trained:
+    """Learn from the first `text_bytes_max` bytes of the source. say: told how far that is, once a
+    second. Raises DataMissing."""
     assert vocab_size >= VOCAB_MIN
     try:
         from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -45,7 +50,10 @@ def train_tokeniser(source: Source, vocab_size: int, text_bytes_max: int) -> Tra
         show_progress=False,
     )
     taken = [0, 0]
-    tokeniser.train_from_iterator(_texts(source, text_bytes_max, taken), trainer)
+    texts = _texts(source, text_bytes_max, taken)
+    if say is not None:
+        texts = _telling(texts, taken, text_bytes_max, vocab_size, say)
+    tokeniser.train_from_iterator(texts, trainer)
     if not taken[0]:
         raise DataMissing(f"{source.spec} has no text in it", path=source.spec)
     body = json.dumps(json.loads(tokeniser.to_str()), ensure_ascii=False, indent=1).encode()
@@ -63,3 +71,20 @@ def _texts(source: Source, text_bytes_max: int, taken: list[int]) -> Iterator[st
         taken[0] += 1
         taken[1] += len(document.content)
         yield document.content.decode()
+
+
+def _telling(
+    texts: Iterator[str],
+    taken: list[int],
+    text_bytes_max: int,
+    vocab_size: int,
+    say: Callable[[str], None],
+) -> Iterator[str]:
+    told_s = time.monotonic()
+    for text in texts:
+        yield text
+        now_s = time.monotonic()
+        if now_s - told_s >= TELL_EVERY_S:
+            told_s = now_s
+            say(f"{taken[1] / 1e6:.1f} MB of text read, {text_bytes_max / 1e6:.0f} at most")
+    say(f"{taken[1] / 1e6:.1f} MB of text read; now {vocab_size} tokens are chosen")

@@ -47,6 +47,7 @@ def test_from_a_source_to_a_tokeniser_to_tokens_to_a_run(home: Home, tmp_path: P
     tokeniser, folder = str(tmp_path / "t.json"), str(tmp_path / "tokens")
     learnt = swarmd("data", "train-tokenizer", source, tokeniser, "--vocab-size", "300", home=home)
     assert learnt.lines[0].startswith("300 tokens, learnt from")
+    assert "MB of text read; now 300 tokens are chosen" in learnt.err
     made = swarmd(
         "data", "tokenize", source, folder, "--tokenizer", tokeniser, "--json",
         "--held-out-tokens", "100", home=home,

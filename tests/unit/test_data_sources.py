@@ -123,6 +123,13 @@ def test_a_jsonl_line_without_the_text_is_named(tmp_path, line):
     assert "a.jsonl, line 2" in str(caught.value)
 
 
+def test_a_link_that_leads_nowhere_is_named_and_not_passed_over(tmp_path):
+    (tmp_path / "here.txt").write_text("here")
+    (tmp_path / "lost.txt").symlink_to(tmp_path / "not" / "here")
+    with pytest.raises(DataMissing, match=r"lost\.txt is a link that leads nowhere"):
+        documents(f"text:{tmp_path}/*.txt")
+
+
 def test_a_pattern_without_a_match_is_named(tmp_path):
     with pytest.raises(DataMissing) as caught:
         documents(f"text:{tmp_path}/*.md")
