@@ -145,10 +145,13 @@ class AntiEntropy:
         ]
 
     def _told(self, now_s: float) -> list[Entry]:
+        roster = self._roster
+        if roster.present_count == len(roster):
+            return list(roster.entries())
         since_s = now_s - self._told_s_max
         return [
             entry
-            for entry in self._roster.entries()
+            for entry in roster.entries()
             if entry.liveness in PRESENT or entry.since_s >= since_s
         ]
 

@@ -90,13 +90,9 @@ class Prober:
         self._rng = rng
         self._sequence = 0
         self._doubts: dict[PeerId, _Doubt] = {}
-        self._relays: list[_Relay] = []
-        self._bad_paths: dict[PeerId, int] = {}
-
-    @property
-    def relay_count(self) -> int:
+        self.relays: list[_Relay] = []
         """Probes under way for others."""
-        return len(self._relays)
+        self._bad_paths: dict[PeerId, int] = {}
 
     def heard_recently(self, peer: PeerId, now_s: float) -> bool:
         """By ourselves, within the time in which we would not have begun to doubt."""
@@ -111,7 +107,7 @@ class Prober:
         if peer in self._doubts:
             del self._doubts[peer]
             self._bad_paths.pop(peer, None)
-        return self._answer_relays(peer) if self._relays else []
+        return self._answer_relays(peer) if self.relays else []
 
     def take_ack(self, peer: PeerId, ack: Ack, link: Link, now_s: float) -> None:
         """Call before `heard`, which ends the doubt."""
@@ -146,13 +142,13 @@ class Prober:
         told = _tell(target, request.rumours) if link is not None else []
         if link is not None and now_s - link.heard_s <= self._limits.probe_interval_s / 2:
             return [*told, Send(peer, ProbeReply(sequence=request.sequence, heard=True))]
-        if not is_known or target == self._own or len(self._relays) >= RELAYS_MAX:
+        if not is_known or target == self._own or len(self.relays) >= RELAYS_MAX:
             return [Send(peer, ProbeReply(sequence=request.sequence, heard=target == self._own))]
         deadline_s = now_s + 0.8 * self._limits.indirect_timeout_s
         relay = _Relay(
             peer, request.sequence, target, deadline_s, link is not None, request.rumours
         )
-        self._relays.append(relay)
+        self.relays.append(relay)
         if link is not None:
             return [*told, *self._send_probe(target, link, now_s)]
         return self._keeper.dial(target)
@@ -181,7 +177,7 @@ class Prober:
         self._doubts.pop(peer, None)
         self._bad_paths.pop(peer, None)
         effects: list[Effect] = []
-        for relay in self._relays:
+        for relay in self.relays:
             if relay.target == peer:
                 relay.is_sent = True
                 effects += _tell(peer, relay.accusation)
@@ -193,7 +189,7 @@ class Prober:
         doubt = self._doubts.get(peer)
         if doubt is not None and not doubt.helpers:
             doubt.deadline_s = 0.0
-        return self._refuse_relays([relay for relay in self._relays if relay.target == peer])
+        return self._refuse_relays([relay for relay in self.relays if relay.target == peer])
 
     def doubt(self, peer: PeerId, now_s: float, accusation: tuple[Rumour, ...] = ()) -> None:
         """We have no link to it, or hearsay only: have the helpers look at the next tick."""
@@ -219,8 +215,8 @@ class Prober:
     def tick(self, now_s: float) -> tuple[list[PeerId], list[Effect]]:
         """(whom nobody heard, what to do)."""
         effects: list[Effect] = []
-        if self._relays:
-            late = [relay for relay in self._relays if relay.deadline_s <= now_s]
+        if self.relays:
+            late = [relay for relay in self.relays if relay.deadline_s <= now_s]
             effects += self._refuse_relays(late)
         unheard = []
         due = [peer for peer, doubt in self._doubts.items() if doubt.deadline_s <= now_s]
@@ -281,10 +277,10 @@ class Prober:
         return [Send(helper, request) for helper in helpers]
 
     def _answer_relays(self, heard: PeerId) -> list[Effect]:
-        done = [relay for relay in self._relays if relay.target == heard and relay.is_sent]
+        done = [relay for relay in self.relays if relay.target == heard and relay.is_sent]
         if not done:
             return []
-        self._relays = [relay for relay in self._relays if relay not in done]
+        self.relays = [relay for relay in self.relays if relay not in done]
         return [
             Send(relay.requester, ProbeReply(sequence=relay.sequence, heard=True)) for relay in done
         ]
@@ -292,7 +288,7 @@ class Prober:
     def _refuse_relays(self, ended: list[_Relay]) -> list[Effect]:
         if not ended:
             return []
-        self._relays = [relay for relay in self._relays if relay not in ended]
+        self.relays = [relay for relay in self.relays if relay not in ended]
         return [
             Send(relay.requester, ProbeReply(sequence=relay.sequence, heard=False))
             for relay in ended

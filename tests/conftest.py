@@ -10,6 +10,10 @@ import pytest
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 """Spinning OpenMP threads on few cores slow everything; set before anybody imports torch."""
 
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+"""An installed program has its byte code. Else every daemon, worker and command that a test starts
+would compile swarmd anew: more than a third of what it takes to import a daemon (docs/lab.md)."""
+
 hypothesis.settings.register_profile(
     "any machine", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
 )

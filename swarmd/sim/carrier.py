@@ -30,7 +30,8 @@ def address_of(number: int) -> str:
 
 
 class Carrier:
-    """deliver: hands an event to a peer, now. emitted: is told what a machine has to tell."""
+    """deliver: hands an event to a peer, now. handle: the same, to one that runs and is not paused.
+    emitted: is told what a machine has to tell."""
 
     def __init__(
         self,
@@ -38,6 +39,7 @@ class Carrier:
         network: Network,
         number_of: Mapping[PeerId, int],
         deliver: Deliver,
+        handle: Deliver,
         emitted: Emitted,
         *,
         exact: bool,
@@ -46,6 +48,7 @@ class Carrier:
         self._network = network
         self._number_of = number_of
         self._deliver = deliver
+        self._handle = handle
         self._exact = exact
         self._timer_number = 0
         self._ways: dict[type[Any], Callable[[SimPeer, Any], None]] = {
@@ -87,7 +90,7 @@ class Carrier:
             peer.backlog.append((self._due, (peer, epoch, name, number)))
             return
         del peer.timers[name]
-        self._deliver(peer, fx.TimerFired(name))
+        self._handle(peer, fx.TimerFired(name))
 
     # --------------------------------------------------------------------------------------- links
 

@@ -139,9 +139,8 @@ class QueuesAreBounded:
         membership = moment.membership
         if len(membership.news) > QUEUE_MAX:
             return f"{len(membership.news)} pieces of news wait"
-        if membership.prober.relay_count > RELAYS_MAX:
-            return f"{membership.prober.relay_count} probes for others"
-        return None
+        relayed = len(membership.prober.relays)
+        return f"{relayed} probes for others" if relayed > RELAYS_MAX else None
 
 
 class TheUndisturbedLive:

@@ -62,7 +62,13 @@ class Cluster:
         self.peers = [self._make_peer(number) for number in range(peer_count)]
         self._number_of = {peer.peer: peer.number for peer in self.peers}
         self._carrier = Carrier(
-            world, self.network, self._number_of, self._deliver, self._emitted, exact=exact
+            world,
+            self.network,
+            self._number_of,
+            self._deliver,
+            self._handle,
+            self._emitted,
+            exact=exact,
         )
 
     def _make_peer(self, number: int) -> SimPeer:

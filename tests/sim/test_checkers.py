@@ -101,7 +101,7 @@ def test_boundless_relays_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     prober = swarm.membership(2).prober
     target = swarm.cluster.peers[3].peer
     far_s = swarm.cluster.clock_of(swarm.cluster.peers[2]) + 100.0
-    prober._relays += [probing._Relay(target, n, target, far_s, False) for n in range(50)]
+    prober.relays += [probing._Relay(target, n, target, far_s, False) for n in range(50)]
     swarm.run(0.5)
     assert "limit_exceeded" in rules(swarm)
 
