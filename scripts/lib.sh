@@ -62,7 +62,7 @@ ensure_venv() {
     fi
     python=$(find_python) || python=""
     require_build_tools "$python" || return 1
-    say "installing into $venv (a few minutes the first time) ..."
+    say "installing into $venv (a few minutes the first time; $venv/install.log grows meanwhile) ..."
     if [ ! -x "$venv/bin/python" ]; then
         "$python" -m venv "$venv" || return 1
     fi
