@@ -6,7 +6,34 @@ they cost are the peer's, so they are kept here.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from swarmd.protocols.pipeline_statistics import FaultLog, PipelineStatistics
+
+
+@dataclass(frozen=True, slots=True)
+class Spent:
+    """What a peer did with its time while it held a stage."""
+
+    micro_batches: int = 0
+    """That counted."""
+    compute_s: float = 0.0
+    wait_s: float = 0.0
+
+    def plus(self, other: Spent, sign: int = 1) -> Spent:
+        return Spent(
+            self.micro_batches + sign * other.micro_batches,
+            self.compute_s + sign * other.compute_s,
+            self.wait_s + sign * other.wait_s,
+        )
+
+    def minus(self, other: Spent) -> Spent:
+        return self.plus(other, -1)
+
+
+def spent_by(told: PipelineStatistics) -> Spent:
+    compute_s = told.wait_s.get("computing", 0.0)
+    return Spent(told.counters.counted, compute_s, sum(told.wait_s.values()) - compute_s)
 
 
 class StagePast:
@@ -15,6 +42,7 @@ class StagePast:
         """Of all pipelines; the present one writes into it."""
         self.redone = 0
         """Micro-batches that former pipelines sent again."""
+        self._spent = Spent()
         self.lost_steps = 0
         """Inner steps of the stage held that no state has any more: the worker died, or the peer
         came back, and nobody else had the stage, so it went on from a state on disk."""
@@ -24,6 +52,11 @@ class StagePast:
     def ended(self, told: PipelineStatistics) -> None:
         """A pipeline, for whatever reason."""
         self.redone += told.counters.redone
+        self._spent = self._spent.plus(spent_by(told))
+
+    def spent(self, present: PipelineStatistics | None) -> Spent:
+        """By all pipelines, the present one among them."""
+        return self._spent if present is None else self._spent.plus(spent_by(present))
 
     def worker_died(self, step: int) -> None:
         self._reached = step

@@ -7,6 +7,7 @@ decides nothing; what a peer is beside its machine (addresses, reason, resources
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +20,7 @@ from swarmd.node.watchers import counted_tokens
 from swarmd.partition import flops_per_token
 from swarmd.protocols.peer import PeerMachine
 from swarmd.protocols.pipeline_statistics import Fault
+from swarmd.protocols.stage_past import Spent
 from swarmd.protocols.state_offers import agreed_digest
 from swarmd.run_config import RunConfig
 from swarmd.status import (
@@ -50,6 +52,8 @@ class Gauges:
 
     tokens_per_s_swarm: float | None = None
     bytes_per_step: float | None = None
+    recent: Callable[[Spent], Spent] | None = None
+    """Of what was spent since the start, the last rounds' part."""
     peak_flops_per_s: float | None = None
 
 
@@ -180,34 +184,30 @@ class MachineParts:
         return None if eta_s is None else round(eta_s, 1)
 
     def _throughput(self) -> Throughput:
-        machine = self.machine
-        if self.pipeline is None or self.run is None:
-            return Throughput(
-                tokens_per_s_swarm=self.gauges.tokens_per_s_swarm,
-                peak_flops_per_s=self.gauges.peak_flops_per_s,
-            )
-        told = self.pipeline
-        compute_s = told.wait_s.get("computing", 0.0)
-        wait_s = sum(seconds for code, seconds in told.wait_s.items() if code != "computing")
-        tokens = told.counters.counted * machine.shape.micro_batch_tokens
-        begun_s, total = machine.work.first_done_s, compute_s + wait_s
-        spent_s = 0.0 if begun_s is None else min(self.now_s - begun_s, total)
-        tokens_per_s = tokens / spent_s if spent_s > 1 else None
-        flops_per_s, peak = None, self.gauges.peak_flops_per_s
-        if tokens_per_s is not None:
-            flops_per_s = tokens_per_s * flops_per_token(self.run, machine.work.stage or 0)
+        work, gauges = self.machine.work, self.gauges
+        peak, spent = gauges.peak_flops_per_s, work.past.spent(self.pipeline)
+        if spent == Spent():
+            return Throughput(tokens_per_s_swarm=gauges.tokens_per_s_swarm, peak_flops_per_s=peak)
+        recent = spent if gauges.recent is None else gauges.recent(spent)
+        recent_s = recent.compute_s + recent.wait_s
+        if recent == spent and work.first_done_s is not None:  # what came before is no speed
+            recent_s = min(recent_s, self.now_s - work.first_done_s)
+        flops_per_s = tokens_per_s = None
+        if recent_s > 1 and self.run is not None and work.first_done_s is not None:
+            tokens_per_s = recent.micro_batches * self.machine.shape.micro_batch_tokens / recent_s
+            flops_per_s = tokens_per_s * flops_per_token(self.run, work.stage or 0)
         return Throughput(
-            tokens_per_s_swarm=self.gauges.tokens_per_s_swarm,
+            tokens_per_s_swarm=gauges.tokens_per_s_swarm,
             tokens_per_s_self=tokens_per_s,
             flops_per_s=flops_per_s,
             peak_flops_per_s=peak,
             mfu=flops_per_s / peak if flops_per_s is not None and peak else None,
-            compute_s=compute_s,
-            wait_s=wait_s,
-            compute_utilisation=compute_s / total if total else None,
-            compute_s_total=compute_s,
-            wait_s_total=wait_s,
-            compute_utilisation_total=compute_s / total if total else None,
+            compute_s=recent.compute_s,
+            wait_s=recent.wait_s,
+            compute_utilisation=_share(recent),
+            compute_s_total=spent.compute_s,
+            wait_s_total=spent.wait_s,
+            compute_utilisation_total=_share(spent),
         )
 
     def _rounds(self) -> dict[str, Any]:
@@ -337,6 +337,11 @@ class MachineParts:
             count=seat.moves,
             last=Move(from_=last.before, to=last.after, why=last.why, at=at),
         )
+
+
+def _share(spent: Spent) -> float | None:
+    whole_s = spent.compute_s + spent.wait_s
+    return spent.compute_s / whole_s if whole_s else None
 
 
 def adaptive_limits(machine: PeerMachine, now_s: float) -> dict[str, float | None]:

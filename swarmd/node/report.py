@@ -133,6 +133,7 @@ class Reporter:
         return Gauges(
             tokens_per_s_swarm=watchers.speed.tokens_per_s,
             bytes_per_step=watchers.rates.bytes_per_step,
+            recent=watchers.rounds.of,
             peak_flops_per_s=peak,
         )
 

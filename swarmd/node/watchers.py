@@ -13,11 +13,13 @@ from swarmd.node.disk_quota import DiskQuota
 from swarmd.node.memory_growth import MemoryGrowth
 from swarmd.node.month_traffic import MonthTraffic
 from swarmd.node.peer_memory import PeerMemory
+from swarmd.node.recent_rounds import RecentRounds
 from swarmd.node.rule_watch import RuleWatch
 from swarmd.node.swarm_speed import SwarmSpeed
 from swarmd.node.traffic_rates import TrafficRates
 from swarmd.protocols import effects as fx
 from swarmd.protocols.peer import PeerMachine
+from swarmd.protocols.stage_past import Spent
 from swarmd.run_config import RunConfig
 
 if TYPE_CHECKING:
@@ -47,6 +49,7 @@ class Watchers:
         )
         self.speed = SwarmSpeed(lambda: counted_tokens(machine))
         self.rates = TrafficRates(node.transport.totals, lambda: _step(machine))
+        self.rounds = RecentRounds(lambda: (machine.work.round, _spent(machine)))
         self.growth = MemoryGrowth(lambda: psutil.Process().memory_info().rss)
         self._quota = quota
         self._traffic = MonthTraffic(life.home.traffic_file, node.transport.totals)
@@ -66,6 +69,7 @@ class Watchers:
             self._quota.keep,
             self.speed.keep,
             self.rates.keep,
+            self.rounds.keep,
             self.growth.keep,
         ):
             nursery.start_soon(task)
@@ -76,6 +80,12 @@ def _step(machine: PeerMachine) -> int | None:
     if pipeline is None:
         return None
     return machine.work.step_of(pipeline.statistics(now_s).last_step)
+
+
+def _spent(machine: PeerMachine) -> Spent:
+    pipeline = machine.work.pipeline
+    told = None if pipeline is None else pipeline.statistics(trio.current_time())
+    return machine.work.past.spent(told)
 
 
 def counted_tokens(machine: PeerMachine) -> int:

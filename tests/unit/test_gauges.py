@@ -11,6 +11,7 @@ import pytest
 
 from swarmd.machine_memory import memory_total_bytes
 from swarmd.node.device_shown import device_shown
+from swarmd.node.recent_rounds import ROUNDS, RecentRounds
 from swarmd.node.refusals_shown import refusals_shown
 from swarmd.node.resources import ResourceMeter
 from swarmd.node.swarm_speed import SETTLE_S, WINDOW_S, SwarmSpeed
@@ -18,7 +19,7 @@ from swarmd.node.traffic_rates import TrafficRates
 from swarmd.peer_config import PeerConfig
 from swarmd.protocols.ids import PeerId
 from swarmd.protocols.raw_by_peer import PEERS_MAX, RawByPeer
-from swarmd.protocols.stage_past import StagePast
+from swarmd.protocols.stage_past import Spent, StagePast
 
 
 def speed_over(points: list[tuple[float, int]]) -> list[float | None]:
@@ -118,6 +119,37 @@ def test_steps_are_lost_only_with_a_state_that_is_older_than_they_are() -> None:
     past.stage_changed()
     past.went_on(begun=60, saved=40)
     assert past.lost_steps == 27, "a round of another stage, and none of the steps in it"
+
+
+def told_by(counted: int, **wait_s: float) -> Any:
+    """As much of a pipeline's statistics as is kept of it."""
+    return SimpleNamespace(counters=SimpleNamespace(counted=counted, redone=1), wait_s=wait_s)
+
+
+def test_what_a_pipeline_did_counts_on_after_its_worker_died() -> None:
+    past = StagePast()
+    assert past.spent(None) == Spent()
+    first = told_by(5, computing=10.0, waiting_for_gradient=2.0, mixing=1.0)
+    assert past.spent(first) == Spent(5, 10.0, 3.0)
+    past.ended(first)
+    assert past.spent(told_by(2, computing=4.0)) == Spent(7, 14.0, 3.0)
+    assert past.redone == 1
+
+
+def test_speed_is_of_the_last_ten_rounds_and_their_waits() -> None:
+    """Of rounds of 8 s computing and 2 s waiting; the first one was slow."""
+    spent, number = Spent(1, 500.0, 500.0), 0
+    rounds = RecentRounds(lambda: (number, spent))
+    rounds.note()
+    assert rounds.of(spent) == spent, "all there is"
+    for number in range(1, 30):
+        rounds.note()
+        rounds.note()
+        spent = spent.plus(Spent(4, 8.0, 2.0))
+        if number == 29:
+            spent = spent.minus(Spent(2, 4.0, 1.0))
+    recent = rounds.of(spent)
+    assert recent == Spent(4 * ROUNDS + 2, 8.0 * ROUNDS + 4.0, 2.0 * ROUNDS + 1.0)
 
 
 def loader(**values: Any) -> Any:
