@@ -16,7 +16,7 @@ from swarmd.data.sources import parse_source
 from swarmd.data.token_folder import Index
 from swarmd.data.token_writing import Progress, Recipe, write_tokens
 from swarmd.data.tokeniser import tokeniser_of
-from swarmd.data.tokeniser_training import VOCAB_MIN, Trained, train_tokeniser
+from swarmd.data.tokeniser_training import VOCAB_MAX, VOCAB_MIN, Trained, train_tokeniser
 from swarmd.errors import UserError
 
 
@@ -73,9 +73,9 @@ def train(
     """Write a tokenizer.json. Returns what `swarmd.done` says of it."""
     if file.exists():
         raise _exists(file)
-    if vocab_size < VOCAB_MIN:
+    if not VOCAB_MIN <= vocab_size <= VOCAB_MAX:
         raise UserError(
-            f"--vocab-size must be {VOCAB_MIN} at least: the bytes, and the end of a text",
+            f"--vocab-size is in {VOCAB_MIN}..{VOCAB_MAX}: the bytes, the end of a text, and more",
             code="usage",
             exit_code=2,
         )

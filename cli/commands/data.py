@@ -109,8 +109,10 @@ def tokenize(
     from swarmd.cli.data_work import tokenize as write
     from swarmd.data.encoding import JOBS_MAX
 
-    if not 0 < held_out_share < 0.5 or held_out_tokens < 1:
+    if not 0 < held_out_share < 0.5:
         raise UserError("--held-out-share is in 0..0.5", code="usage", exit_code=2)
+    if held_out_tokens < 1:
+        raise UserError("--held-out-tokens is 1 at least", code="usage", exit_code=2)
     if not 1 <= jobs <= JOBS_MAX:
         raise UserError(f"--jobs is in 1..{JOBS_MAX}", code="usage", exit_code=2)
     recipe = Recipe(held_out_share=held_out_share, held_out_tokens_min=held_out_tokens, jobs=jobs)

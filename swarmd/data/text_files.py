@@ -35,7 +35,7 @@ def matching_files(pattern: str) -> list[tuple[str, Path]]:
     """(canonical name, path) of every file that matches, sorted by name. Raises DataMissing."""
     expanded = os.path.expanduser(pattern)
     base = _folder_without_wildcards(expanded)
-    found = [Path(match) for match in glob.glob(expanded, recursive=True)]
+    found = dict.fromkeys(map(Path, _matches(expanded)))
     files = sorted((path.relative_to(base).as_posix(), path) for path in found if path.is_file())
     lost = sorted(path for path in found if path.is_symlink() and not path.exists())
     if lost:
@@ -45,14 +45,49 @@ def matching_files(pattern: str) -> list[tuple[str, Path]]:
             hint="remove it, or choose a pattern that does not match it",
         )
     if not files:
-        raise DataMissing(
-            f"no file matches {pattern}",
-            path=pattern,
-            hint=f"{pattern} is a folder; {expanded}/**/* is all that lies in it"
-            if os.path.isdir(expanded)
-            else "quote the pattern, so that the shell leaves it alone; ** goes into folders",
-        )
+        hint = _why_none(pattern, expanded)
+        raise DataMissing(f"no file matches {pattern}", path=pattern, hint=hint)
     return files
+
+
+def _why_none(pattern: str, expanded: str) -> str:
+    if os.path.isdir(expanded):
+        return f"{pattern} is a folder; {expanded}/**/* is all that lies in it"
+    if os.path.exists(expanded):
+        return f"{pattern} is a pipe, a socket or a device; only files can be read again"
+    return "quote the pattern, so that the shell leaves it alone; ** goes into folders"
+
+
+def _matches(pattern: str) -> Iterator[str]:
+    """As `glob` does it, but `**` enters no folder from within itself: a link that leads back up
+    would make as many paths as there are ways through it."""
+    parts = Path(pattern).parts
+    if "**" not in parts:
+        yield from glob.iglob(pattern)
+        return
+    at = parts.index("**")
+    after = os.path.join("", *parts[at + 1 :]) or "*"
+    for start in glob.iglob(os.path.join(*parts[:at])) if at else ("",):
+        for folder in _folders_below(start, ()):
+            yield from _matches(os.path.join(glob.escape(folder), after))
+
+
+def _folders_below(folder: str, inside: tuple[tuple[int, int], ...]) -> Iterator[str]:
+    """The folder and those in it, links followed, none whose name begins with a dot. inside: the
+    folders that it lies in, by device and number."""
+    try:
+        status = os.stat(folder or ".")
+        entries = sorted(os.scandir(folder or "."), key=lambda entry: entry.name)
+    except OSError:  # no folder, or one that may not be looked into: nothing matches, as with glob
+        return
+    place = (status.st_dev, status.st_ino)
+    if place in inside:
+        return
+    yield folder
+    for entry in entries:
+        path = os.path.join(folder, entry.name)
+        if os.path.isdir(path) and not entry.name.startswith("."):
+            yield from _folders_below(path, (*inside, place))
 
 
 def text_documents(pattern: str, reading: Reading) -> Iterator[Document]:

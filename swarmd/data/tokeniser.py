@@ -179,6 +179,8 @@ def tokeniser_of(text: str, cache_dir: Path) -> Tokeniser:
         return tokeniser_named(text, cache_dir)
     path = Path(text).expanduser()
     try:
+        if path.exists() and not (path.is_file() or path.is_dir()):
+            raise _bad_tokeniser(f"{path} is a pipe, a socket or a device", "give it as a file")
         if path.stat().st_size > FILE_BYTES_MAX:
             raise _bad_tokeniser(f"{path} is larger than {FILE_BYTES_MAX >> 20} MiB", "")
         body = path.read_bytes()

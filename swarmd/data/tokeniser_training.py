@@ -20,6 +20,9 @@ HELD_OUT_SHARE = 0.05
 TELL_EVERY_S = 1.0
 VOCAB_MIN = 257
 """The bytes, and the token that ends a text."""
+VOCAB_MAX = 1 << 20
+"""Four times the largest in use. The library makes room for all tokens at once, and ends the
+process where there is none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +38,7 @@ def train_tokeniser(
 ) -> Trained:
     """Learn from the first `text_bytes_max` bytes of the source. say: told how far that is, once a
     second. Raises DataMissing."""
-    assert vocab_size >= VOCAB_MIN
+    assert VOCAB_MIN <= vocab_size <= VOCAB_MAX
     try:
         from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     except ImportError:

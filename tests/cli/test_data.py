@@ -150,6 +150,23 @@ def test_a_tokeniser_smaller_than_was_asked_for_says_so(home: Home, tmp_path: Pa
     assert "32 768 were asked for" in found.err
 
 
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        (("train-tokenizer", "text:in.txt", "t.json", "--vocab-size", "999999999"), "--vocab-size"),
+        (("train-tokenizer", "text:in.txt", "t.json", "--vocab-size", "10"), "--vocab-size"),
+        (("tokenize", "text:in.txt", "tokens", "--held-out-tokens", "-5"), "--held-out-tokens"),
+        (("tokenize", "text:in.txt", "tokens", "--held-out-share", "nan"), "--held-out-share"),
+    ],
+)
+def test_a_number_out_of_bounds_is_refused_by_its_own_flag(
+    home: Home, words: tuple[str, ...], named: str
+) -> None:
+    refused = swarmd("data", *words, home=home)
+    assert refused.code == 2
+    assert f"error: {named}" in refused.err
+
+
 def test_a_source_of_which_nothing_is_left_to_train_on_is_refused(
     home: Home, tmp_path: Path
 ) -> None:

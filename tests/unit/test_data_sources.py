@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import os
 import sysconfig
 from pathlib import Path
 
@@ -137,6 +138,34 @@ def test_a_pattern_without_a_match_is_named(tmp_path):
     assert caught.value.exit_code == 78
     assert "*.md" in str(caught.value)
     assert caught.value.hint
+
+
+def test_a_link_that_leads_back_up_is_gone_through_once(tmp_path):
+    inner = tmp_path / "texts" / "inner"
+    inner.mkdir(parents=True)
+    (inner / "a.txt").write_text("one")
+    (tmp_path / "outside").mkdir()
+    (tmp_path / "outside" / "b.txt").write_text("two")
+    for name, goal in (("self", "."), ("up", ".."), ("out", "../../outside")):
+        (inner / name).symlink_to(goal)
+    names = [document.name for document in documents(f"text:{tmp_path}/texts/**/*.txt")]
+    assert names == ["inner/a.txt", "inner/out/b.txt"]
+    assert names == [document.name for document in documents(f"text:{tmp_path}/texts/**")]
+
+
+def test_several_stars_find_what_one_would(tmp_path):
+    for name in ("a/x/b/y/c.txt", "a/b/c.txt", "b/c.txt", ".hidden/b/c.txt"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(name)
+    names = [document.name for document in documents(f"text:{tmp_path}/**/b/**/c.txt")]
+    assert names == ["a/b/c.txt", "a/x/b/y/c.txt", "b/c.txt"]
+
+
+def test_a_pipe_as_a_source_is_called_what_it_is(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(DataMissing) as caught:
+        documents(f"text:{tmp_path}/pipe")
+    assert "is a pipe" in caught.value.hint
 
 
 @pytest.mark.parametrize("size", [5, 40, -5])

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import multiprocessing
+import os
 import random
 import shutil
 from pathlib import Path
@@ -119,6 +120,13 @@ def test_a_file_that_is_no_tokeniser_is_a_user_error(tmp_path, body, said):
     with pytest.raises(UserError, match=said) as caught:
         tokeniser_of(str(tmp_path / "t.json"), tmp_path)
     assert caught.value.code == "bad_config"
+
+
+def test_a_tokeniser_that_is_a_pipe_is_refused_instead_of_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(UserError, match="is a pipe") as caught:
+        tokeniser_of(str(tmp_path / "pipe"), tmp_path)
+    assert caught.value.exit_code == 78
 
 
 def test_a_vocabulary_without_an_end_is_a_user_error(tokeniser, tmp_path):
