@@ -99,6 +99,8 @@ def show(session: Session, found: Mapping[str, Any]) -> None:
         session.printer.object(found)
         return
     outcome = str(found.get("outcome", "done")).replace("_", " ")
+    if outcome == "asked":
+        outcome = "it drains; `swarmd peers` shows it"
     facts = [
         ("finished", found.get("micro_batches_finished"), "micro-batch", "micro-batches"),
         ("returned", found.get("leases_returned"), "lease", None),

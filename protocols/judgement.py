@@ -20,11 +20,12 @@ from swarmd.protocols.accusers import Accusers
 from swarmd.protocols.dissemination import Dissemination
 from swarmd.protocols.errors import RemoteProtocolError
 from swarmd.protocols.ids import PeerId
+from swarmd.protocols.introductions import Introductions
 from swarmd.protocols.link_keeper import LinkKeeper
-from swarmd.protocols.messages.gossip import VERDICTS, Gossip, Rumour, SignedRecord
+from swarmd.protocols.messages.gossip import VERDICTS, Gossip, PeerRecord, Rumour, SignedRecord
 from swarmd.protocols.own_voice import OwnVoice
 from swarmd.protocols.probing import Prober
-from swarmd.protocols.records import Haste
+from swarmd.protocols.records import Haste, life_of, read_record, stamp_of
 from swarmd.protocols.rings import Rings
 from swarmd.protocols.roster import Entry, Liveness, Meaning, Merged, Roster
 from swarmd.protocols.suspicion import Life, Suspicions
@@ -73,6 +74,7 @@ class Judgement:
         self._news = news
         self._out = out
         self._questions: dict[PeerId, _Question] = {}
+        self.introductions = Introductions()
         self.rejected: dict[PeerId, Counter[str]] = {}
 
     # ------------------------------------------------------------------------------------- records
@@ -87,6 +89,9 @@ class Judgement:
             known = self._roster.whose(signed.body)
             if known is not None:  # most of what arrives
                 self._news.known_by((known, "record"), signed, source)
+                continue
+            if not self._may_tell(source, signed, now_s):
+                self._roster.counters["too_many_newcomers"] += 1
                 continue
             try:
                 merged = self._roster.merge(signed, now_s)
@@ -103,6 +108,25 @@ class Judgement:
                 self._news.put((peer, "record"), signed, told=(source, peer), haste=merged.haste)
                 self._learned(peer, merged)
         return strangers, learned
+
+    def _may_tell(self, source: PeerId, signed: SignedRecord, now_s: float) -> bool:
+        """Who brings peers by hearsay that were not there has a limited credit."""
+        try:
+            record = read_record(signed.body)
+        except RemoteProtocolError:
+            return True  # the roster will say what is wrong with it
+        peer, held = PeerId(record.peer), self._roster.get(PeerId(record.peer))
+        is_first_hand = peer in (source, self._peer) or peer in self._keeper.links
+        if is_first_hand or record.phase == "left":
+            return True
+        if held is not None and (held.is_present or not self._revives(record, held)):
+            return True
+        return self.introductions.take(source, len(self._roster), now_s)
+
+    @staticmethod
+    def _revives(record: PeerRecord, held: Entry) -> bool:
+        is_newer = stamp_of(record) > stamp_of(held.record)
+        return is_newer and (life_of(record) > held.life or held.liveness is Liveness.LEFT)
 
     def _learned(self, peer: PeerId, merged: Merged) -> None:
         record = merged.record

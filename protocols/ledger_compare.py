@@ -10,7 +10,7 @@ keeps one of them.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -19,9 +19,17 @@ from swarmd.protocols.ids import PeerId
 from swarmd.protocols.intervals import VARINT_MAX, read_varint, varint
 from swarmd.protocols.ledger import Ledger
 from swarmd.protocols.ledger_entries import Entry, EntryKey
-from swarmd.protocols.messages.ledger import WHO_BYTES, WRITERS_MAX, LedgerDigest, SignedEntry
+from swarmd.protocols.messages.ledger import (
+    UPDATE_BYTES_MAX,
+    UPDATE_ENTRIES_MAX,
+    WHO_BYTES,
+    WRITERS_MAX,
+    LedgerDigest,
+    SignedEntry,
+)
 
 CHECK_BYTES = 2
+ENTRY_OVERHEAD_BYTES = 128
 
 
 class Held(NamedTuple):
@@ -155,3 +163,24 @@ def _told(entry: Entry) -> tuple[bytes, Held]:
 def _who(peer: PeerId, incarnation: int) -> bytes:
     text = f"{peer}/{incarnation}".encode()
     return hashlib.blake2b(text, digest_size=WHO_BYTES, person=b"swarmd.writer").digest()
+
+
+def batches(
+    entries: list[SignedEntry], bytes_max: int | None = None
+) -> Iterator[list[SignedEntry]]:
+    """Cut to what one message may hold; no more than `bytes_max` in all, but at least one entry."""
+    batch: list[SignedEntry] = []
+    batch_bytes = total_bytes = 0
+    for signed in entries:
+        size_bytes = len(signed.body) + ENTRY_OVERHEAD_BYTES
+        total_bytes += size_bytes
+        if bytes_max is not None and total_bytes > bytes_max and total_bytes > size_bytes:
+            break
+        is_full = batch_bytes + size_bytes > UPDATE_BYTES_MAX or len(batch) == UPDATE_ENTRIES_MAX
+        if batch and is_full:
+            yield batch
+            batch, batch_bytes = [], 0
+        batch.append(signed)
+        batch_bytes += size_bytes
+    if batch:
+        yield batch

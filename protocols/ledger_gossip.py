@@ -20,14 +20,16 @@ sends its entry, and others say that they have it, to their own recipients, whic
 of it from first: so an entry comes to each peer about once, and not from every neighbour.
 
 Entries are signed by whom they speak of. Sums of rounds long ended are not, and a false one could
-make us skip rounds: they are adopted when two recipients, where there are two, know at least as
-much; or when nothing has been heard of our own rounds for a while, since then nobody knows better.
+make us skip rounds: who knows nothing of its own rounds adopts them when two recipients, where
+there are two, know at least as much. Others do so when nothing has been heard of those rounds for a
+while, since then nobody knows better; and only on the word of peers that have worked, if one of
+those is there.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from swarmd.protocols.effects import Effect, Priority, Send
@@ -36,6 +38,7 @@ from swarmd.protocols.ids import PeerId
 from swarmd.protocols.lease_limits import LeaseLimits
 from swarmd.protocols.ledger import ROUNDS_AHEAD_MAX, Ledger
 from swarmd.protocols.ledger_compare import (
+    batches,
     compare_held,
     pack_held,
     pack_news,
@@ -48,8 +51,6 @@ from swarmd.protocols.messages.ledger import (
     EVERYBODY,
     HEADS,
     NOBODY,
-    UPDATE_BYTES_MAX,
-    UPDATE_ENTRIES_MAX,
     WRITERS_MAX,
     LedgerDigest,
     LedgerHeld,
@@ -58,10 +59,10 @@ from swarmd.protocols.messages.ledger import (
     LedgerWanted,
     SignedEntry,
 )
+from swarmd.protocols.receipts import tag_of
 
 EXCHANGE_BYTES_MAX = 512 * 1024
 """Of entries in answer to one message; what is left comes with the next comparison."""
-ENTRY_OVERHEAD_BYTES = 128
 WITNESSES_MIN = 2
 RECIPIENTS_MAX = 16
 """A peer of a large swarm has links to all replicas of two stages. To tell each of them everything
@@ -285,10 +286,14 @@ class LedgerGossip:
         return [self._send(peer, LedgerWanted(round=message.round, wanted=wanted, news=True))]
 
     def on_totals(self, peer: PeerId, totals: LedgerTotals) -> list[Effect]:
-        """Consider sums of rounds that we know less of; once adopted, ask for the rest."""
+        """Keep sums of rounds that we know less of; adopt them at once if we know nothing of those
+        that we are at. Once adopted, ask for the rest."""
         if peer not in self._owed or totals.rounds <= self._ledger.base:
             return []
         self._offers[peer] = totals
+        own = range(max(0, self._ledger.settled - 1), self._ledger.settled + 2)
+        if any(map(self._ledger.entries, own)):
+            return []
         return self.consider_offers(min(WITNESSES_MIN, len(self._owed)))
 
     def offers_after_s(self, limits: LeaseLimits, digest_s: float) -> float:
@@ -297,20 +302,27 @@ class LedgerGossip:
 
     def consider_offers(self, witnesses: int) -> list[Effect]:
         """Adopt the furthest sums that so many recipients know, and ask one for the rest."""
-        if len(self._offers) < witnesses:
+        offers = self._trusted_offers()
+        if len(offers) < witnesses:
             return []
-        by_rounds = sorted(self._offers, key=lambda peer: (-self._offers[peer].rounds, peer))
+        by_rounds = sorted(offers, key=lambda peer: (-self._offers[peer].rounds, peer))
         witness = by_rounds[witnesses - 1]
         if not self._ledger.adopt(self._offers[witness]):
             return []
         self._offers.clear()
         return [self._send(witness, self._ledger.digest())]
 
+    def _trusted_offers(self) -> list[PeerId]:
+        """Where somebody is there who has worked, a stranger's word does not count."""
+        seen, told = self._ledger.witnessed_total(), self._ledger.contributions()
+        worked = {peer for peer in self._owed if tag_of(peer) in seen or peer in told}
+        return [peer for peer in self._offers if peer in worked or not worked]
+
     # ----------------------------------------------------------------------------------- on disk
 
     def everything(self) -> list[LedgerTotals | LedgerUpdate]:
-        batches = _batches(self._ledger.signed_entries())
-        updates = [LedgerUpdate(entries=tuple(batch)) for batch in batches]
+        entries = self._ledger.signed_entries()
+        updates = [LedgerUpdate(entries=tuple(batch)) for batch in batches(entries)]
         return [self._ledger.totals(), *updates]
 
     def restore(self, saved: Sequence[LedgerTotals | LedgerUpdate], rounds: int) -> None:
@@ -368,30 +380,9 @@ class LedgerGossip:
         """As few messages as their bounds allow."""
         return [
             self._send(peer, LedgerUpdate(entries=tuple(batch), reach=reach))
-            for batch in _batches(entries, EXCHANGE_BYTES_MAX)
+            for batch in batches(entries, EXCHANGE_BYTES_MAX)
         ]
 
     @staticmethod
     def _send(peer: PeerId, message: LedgerMessage) -> Send:
         return Send(peer, message, priority=Priority.CONTROL)
-
-
-def _batches(
-    entries: list[SignedEntry], bytes_max: int | None = None
-) -> Iterator[list[SignedEntry]]:
-    """Cut to what one message may hold; no more than `bytes_max` in all, but at least one entry."""
-    batch: list[SignedEntry] = []
-    batch_bytes = total_bytes = 0
-    for signed in entries:
-        size_bytes = len(signed.body) + ENTRY_OVERHEAD_BYTES
-        total_bytes += size_bytes
-        if bytes_max is not None and total_bytes > bytes_max and total_bytes > size_bytes:
-            break
-        is_full = batch_bytes + size_bytes > UPDATE_BYTES_MAX or len(batch) == UPDATE_ENTRIES_MAX
-        if batch and is_full:
-            yield batch
-            batch, batch_bytes = [], 0
-        batch.append(signed)
-        batch_bytes += size_bytes
-    if batch:
-        yield batch

@@ -252,6 +252,7 @@ class Membership:
 
     def _on_started(self, now_s: float) -> None:
         self.own.start(now_s)
+        self.judgement.introductions.begin(now_s)
         self.roster.put_own(self.signed, self.record, now_s)
         self.rings.add(self.peer)
         self.keeper.rings_changed()
@@ -276,6 +277,7 @@ class Membership:
             self._woke_until_s = now_s + self.limits.dead_after_s
             if lag_s >= self.limits.dead_soonest_s:
                 self.voice.rejoin(now_s)
+                self.judgement.introductions.begin(now_s)
             else:
                 life = (self.record.incarnation, self.record.refutation)
                 self.voice.refute(life, now_s, "paused")

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from swarmd.protocols import effects as fx
 from swarmd.protocols.errors import LocalProtocolError
 from swarmd.protocols.ids import PeerId
+from swarmd.protocols.messages import control
 
 if TYPE_CHECKING:
     from swarmd.protocols.peer import PeerMachine
@@ -43,6 +44,8 @@ def obey(peer: PeerMachine, command: fx.Command, now_s: float) -> list[fx.Effect
         case "collect":
             peer.work.states.collect()
             return []
+        case "ask_to_drain":
+            return [fx.Send(PeerId(str(command.args["id"])), control.DrainAsked())]
         case "forget":
             peer.membership.forget(PeerId(str(command.args["id"])))
             return []

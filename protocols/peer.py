@@ -170,6 +170,10 @@ class PeerMachine:
         if is_of(message, gossip):
             return self.membership.handle(event, now_s)
         heard = self.membership.heard(peer, now_s)
+        if isinstance(message, control.DrainAsked):
+            if peer not in self.setup.operators:
+                raise RemoteProtocolError("not_the_owner", f"{peer} is no operator of this run")
+            return heard + obey(self, fx.Command("drain"), now_s)
         if is_of(message, ledger):
             return heard + self.leases.handle(event, now_s)
         if any(is_of(message, kind) for kind in (pipeline_messages, state_messages, mixing)):

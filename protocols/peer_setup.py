@@ -42,6 +42,8 @@ class PeerSetup:
     guard: GuardRules = field(default_factory=GuardRules)
     is_imported: bool = False
     """The run starts from a model that somebody has, never from its seed."""
+    operators: tuple[str, ...] = ()
+    """The peers that may tell this one to drain."""
     has_history: bool = False
     """This home has taken part before, whether or not anything of it can be used."""
     stays: bool = False

@@ -136,7 +136,8 @@ class Done(Record):
 class Leave(Record):
     """What a drain finished, gave back, handed over and dropped."""
 
-    outcome: Literal["drained", "drain_incomplete", "stopped_now"]
+    outcome: Literal["drained", "drain_incomplete", "stopped_now", "asked"]
+    """asked: another peer was told to, and has begun."""
     micro_batches_finished: int | None = None
     leases_returned: int | None = None
     state_handed_to: list[str] = field(default_factory=list)

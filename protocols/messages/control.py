@@ -76,3 +76,8 @@ class TokeniserPart(Message):
     size_bytes: int = uint(TOKENISER_BYTES_MAX)
     """Of the file. 0: the sender has none of this name."""
     body: bytes = raw(TOKENISER_PART_BYTES, default=b"")
+
+
+@message(8)
+class DrainAsked(Message):
+    """An operator asks the receiver to drain. It obeys who the run names, and nobody else."""

@@ -14,6 +14,7 @@ from swarmd.ledger_file import dump_ledger
 from swarmd.ledger_shown import audit_shown, contributions_shown
 from swarmd.local_api.server import Args, Handlers
 from swarmd.node.netcheck import NetcheckAnswer
+from swarmd.node.operator_asks import ask_to_drain
 from swarmd.protocols import effects as fx
 from swarmd.protocols.assignment import Plan as PlacementPlan
 from swarmd.protocols.ids import PeerId
@@ -210,6 +211,10 @@ class _Leave(_Answer):
         before = _held(machine)
         given = args.get("deadline_s")
         deadline_s = node.limits.drain_deadline_s if given is None else float(given)
+        if args.get("id") and not self._leaves:
+            peer, name = _peer_meant(machine, str(args["id"]))
+            if peer != machine.peer:
+                return await ask_to_drain(node, peer, name, deadline_s)
         if self._leaves and args.get("now"):
             node.on_leave(None, now=True)
             return Leave(outcome="stopped_now", dropped=before, drain_s=0.0, exit_code=0)

@@ -84,6 +84,7 @@ def make_machine(
         guard=_guard_rules(life, run),
         partial=fetched_in(names_in(life.states)),
         is_imported=bool(run.init_hash),
+        operators=run.operators,
         has_history=found.has_history,
         stays=life.stays,
         agent=f"swarmd/{__version__}",

@@ -11,6 +11,7 @@ from swarmd.protocols.lease_limits import local
 from swarmd.protocols.leases import DIGEST, LeaseBook
 from swarmd.protocols.messages.ledger import LedgerTotals, LedgerUpdate, SignedEntry
 from swarmd.protocols.news_pace import FLUSH
+from swarmd.protocols.receipts import CALLED
 
 P0, P1, P2 = PeerId("p0"), PeerId("p1"), PeerId("p2")
 ROUND = 20
@@ -331,6 +332,32 @@ def test_one_neighbours_word_is_enough_when_nobody_knows_of_our_rounds_any_more(
             take(book, 1, offers_s)
         book.handle(TimerFired(DIGEST), offers_s + 1.0)
         assert book.ledger.settled == settled
+
+
+def test_who_works_on_its_round_skips_none_on_the_word_of_others():
+    book = make_book("p0", lease_shape(total_steps=500))
+    book.set_heads([P0], 0.0)
+    book.set_recipients([P1, P2], present=2)
+    finish(book, take(book, 1))
+    for neighbour in (P1, P2):
+        book.handle(Arrived(neighbour, LedgerTotals(rounds=50, processed_twice=0)), 1.0)
+    assert book.ledger.settled == 0
+
+
+def test_a_strangers_word_does_not_count_beside_that_of_one_who_was_seen_to_work():
+    offers_s = local().offers_s
+    for teller, settled in ((P2, 0), (P1, 50)):
+        book = make_book("p0", lease_shape(total_steps=500))
+        book.handle(Started(), 0.0)
+        book.set_heads([P0], 0.0)
+        book.set_recipients([P1, P2], present=2)
+        for micro_batch in take(book, ROUND):
+            book.saw(micro_batch, P1, 1, CALLED)
+            book.done(micro_batch, 8.0, 8, 1.0)
+        later_s = 2.0 * offers_s
+        book.handle(Arrived(teller, LedgerTotals(rounds=50, processed_twice=0)), later_s)
+        book.handle(TimerFired(DIGEST), later_s)
+        assert book.ledger.settled == (settled or 1)
 
 
 # --------------------------------------------------------------------------------------- held out

@@ -12,6 +12,7 @@ from swarmd.protocols import effects as fx
 from swarmd.protocols.accusers import Accusers
 from swarmd.protocols.errors import LocalProtocolError
 from swarmd.protocols.ids import PeerId
+from swarmd.protocols.introductions import CREDIT_MIN, NEW_HERE_S
 from swarmd.protocols.membership import TICK, Membership
 from swarmd.protocols.messages import control, gossip
 from swarmd.protocols.roster import Liveness
@@ -543,6 +544,36 @@ class TestBounds:
         rejected = pair.machines[A].statistics().rejected
         assert rejected[B]["rate_exceeded"] >= 350
         assert pair.names(A).count("record_rejected") == 1
+
+    def test_invented_peers_run_out_of_their_tellers_credit(self) -> None:
+        machine = started("a", b=record("b"))
+        invented = [signed(record(f"t{number}")) for number in range(200)]
+        machine.learn(invented[0], B, 100.0 + NEW_HERE_S)
+        for item in invented:
+            machine.learn(item, B, 101.0 + NEW_HERE_S)
+        told = [peer for peer in machine.roster if peer not in (A, B)]
+        assert len(told) <= CREDIT_MIN
+        machine.learn(invented[-1], C, 101.0 + NEW_HERE_S)
+        assert peer_id("t199") in machine.roster, "each has a credit of its own"
+
+    def test_the_invented_dead_do_not_come_back_for_nothing(self) -> None:
+        machine = started("a", b=record("b"), c=record("c"))
+        entry, now_s = machine.roster.get(C), 101.0 + NEW_HERE_S
+        assert entry is not None
+        returns = 0
+        for life in range(2, 100):
+            machine.roster.set_liveness(entry, Liveness.DEAD, now_s)
+            machine.learn(signed(record("c", incarnation=life)), B, now_s)
+            returns += entry.is_present
+        assert 0 < returns <= CREDIT_MIN
+        machine.learn(signed(record("c", incarnation=200)), C, now_s)
+        assert entry.is_present, "who speaks for itself needs nobody"
+
+    def test_a_newcomer_takes_the_word_of_those_it_finds(self) -> None:
+        machine = started("a")
+        for number in range(200):
+            machine.learn(signed(record(f"t{number}")), B, 101.0)
+        assert len(machine.roster) == 201
 
     def test_message_from_an_unlinked_peer_is_not_heard(self) -> None:
         machine = started()
