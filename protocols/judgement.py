@@ -184,6 +184,9 @@ class Judgement:
         entry = self._roster.get(peer)
         if entry is None or life < entry.life:
             return
+        if life > entry.life:  # only the accused begins its lives, and could refute none of these
+            self._roster.counters["unknown_life"] += 1
+            return
         if peer == self._peer:
             self._hear_of_ourselves(source, rumour, life, now_s)
         elif not entry.is_present:

@@ -492,12 +492,14 @@ class TestRumours:
 
     def test_refutations_are_rare_however_many_shout(self) -> None:
         pair = self.with_c()
-        for life in range(40):
-            self.arrive(pair, rumour_by("d", "a", "suspect", (1, life)))
+        accused = 0
+        for _ in range(40):
+            accused = pair.machines[A].record.refutation
+            self.arrive(pair, rumour_by("d", "a", "suspect", (1, accused)))
             pair.tick(0.05, step_s=0.05)
         assert pair.names(A).count("refuted") <= 6
         pair.tick(1.0)
-        assert pair.machines[A].record.refutation >= 40, "and yet the last one is answered"
+        assert pair.machines[A].record.refutation > accused, "and yet the last one is answered"
 
     def test_false_accuser_runs_out_of_credit(self) -> None:
         pair = self.with_c()
@@ -508,6 +510,23 @@ class TestRumours:
             refuted = signed(record("c", version=life + 2, refutation=life + 1))
             pair.do(A, fx.Arrived(B, gossip.Gossip(records=(refuted,))))
         assert believed == 16
+
+    @pytest.mark.parametrize("life", [(1, 1), (1, 2**62 - 1), (2, 0), (2**62 - 1, 2**62 - 1)])
+    @pytest.mark.parametrize("accused", ["a", "c"])
+    def test_a_life_that_nobody_has_begun_cannot_be_accused(
+        self, accused: str, life: tuple[int, int]
+    ) -> None:
+        machine = started("a", b=record("b"), c=record("c"))
+        machine.handle(fx.LinkUp(B), 100.0)
+        before = machine.record.refutation
+        for verdict in ("suspect", "dead"):
+            news = gossip.Gossip(rumours=(rumour_by("b", accused, verdict, life),))
+            machine.handle(fx.Arrived(B, news), 100.2)
+        machine.handle(fx.TimerFired(TICK), 100.3)
+        entry = machine.roster.get(peer_id(accused))
+        assert entry is not None
+        assert entry.liveness is Liveness.ALIVE
+        assert machine.record.refutation == before
 
 
 class TestIdentity:
