@@ -45,7 +45,10 @@ def obey(peer: PeerMachine, command: fx.Command, now_s: float) -> list[fx.Effect
             peer.work.states.collect()
             return []
         case "ask_to_drain":
-            return [fx.Send(PeerId(str(command.args["id"])), control.DrainAsked())]
+            asked = PeerId(str(command.args["id"]))
+            known = peer.membership.roster.get(asked)
+            life = 0 if known is None else known.record.incarnation
+            return [fx.Send(asked, control.DrainAsked(incarnation=life))]
         case "forget":
             peer.membership.forget(PeerId(str(command.args["id"])))
             return []

@@ -173,6 +173,8 @@ class PeerMachine:
         if isinstance(message, control.DrainAsked):
             if peer not in self.setup.operators:
                 raise RemoteProtocolError("not_the_owner", f"{peer} is no operator of this run")
+            if message.incarnation != self.membership.record.incarnation:
+                return heard
             return heard + obey(self, fx.Command("drain"), now_s)
         if is_of(message, ledger):
             return heard + self.leases.handle(event, now_s)

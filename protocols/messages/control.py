@@ -81,3 +81,6 @@ class TokeniserPart(Message):
 @message(8)
 class DrainAsked(Message):
     """An operator asks the receiver to drain. It obeys who the run names, and nobody else."""
+
+    incarnation: int = uint()
+    """Of the receiver: it is this life that is meant, not one after it."""

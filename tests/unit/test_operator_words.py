@@ -3,7 +3,7 @@
 import random
 
 import pytest
-from gossip_helpers import RUN, membership, peer_id
+from gossip_helpers import RUN, membership, peer_id, record, signed
 from lease_world import lease_shape, make_book
 
 from swarmd.protocols import effects as fx
@@ -31,16 +31,22 @@ def machine() -> PeerMachine:
 
 
 @pytest.mark.parametrize(
-    ("peer", "phase", "rejected"),
-    [(OPERATOR, "draining", {}), (STRANGER, "active", {"not_the_owner": 1})],
+    ("peer", "life", "phase", "rejected"),
+    [
+        (OPERATOR, 1, "draining", {}),
+        (OPERATOR, 2, "active", {}),
+        (STRANGER, 1, "active", {"not_the_owner": 1}),
+    ],
 )
-def test_a_peer_drains_at_the_word_of_an_operator_and_of_nobody_else(peer, phase, rejected):
+def test_a_peer_drains_at_the_word_of_an_operator_and_of_nobody_else(peer, life, phase, rejected):
     told = machine()
-    told.handle(fx.Arrived(peer, control.DrainAsked()), 1.0)
+    told.handle(fx.Arrived(peer, control.DrainAsked(incarnation=life)), 1.0)
     assert told.membership.record.phase == phase
     assert told.rejected_of(peer) == rejected
 
 
-def test_an_operators_word_goes_to_the_peer_that_is_meant():
-    effects = machine().handle(fx.Command("ask_to_drain", {"id": STRANGER}), 1.0)
-    assert fx.Send(STRANGER, control.DrainAsked()) in effects
+def test_an_operators_word_goes_to_the_present_life_of_the_peer_that_is_meant():
+    asking = machine()
+    asking.membership.learn(signed(record("stranger", incarnation=7)), STRANGER, 0.5)
+    effects = asking.handle(fx.Command("ask_to_drain", {"id": STRANGER}), 1.0)
+    assert fx.Send(STRANGER, control.DrainAsked(incarnation=7)) in effects
