@@ -144,18 +144,23 @@ def hold_rounds(health: HealthBook, last: LastRound) -> None:
     _hold_or_clear(
         health,
         "late_updates",
-        f"{late} updates of round {last.round} came after its deadline" if late else "",
+        f"{_updates(late)} of round {last.round} came after its deadline" if late else "",
         impact="the round waited for them, and went on without",
         fix="`swarmd peers` shows slow links; deadlines adapt",
     )
     rejected = last.rejected_updates or 0
+    whose = missing or "of peers that have no part in it"
     _hold_or_clear(
         health,
         "updates_rejected",
-        f"{rejected} updates of round {last.round} were left out: {missing}" if rejected else "",
+        f"left out of round {last.round}: {_updates(rejected)}, {whose}" if rejected else "",
         impact="none: that is what they are looked at for",
         fix="`swarmd peers --json` counts them by peer and code",
     )
+
+
+def _updates(count: int) -> str:
+    return f"{count} update" + "s" * (count != 1)
 
 
 def hold_peers(health: HealthBook, rejected: Mapping[str, Mapping[str, int]]) -> None:

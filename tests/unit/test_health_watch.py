@@ -42,6 +42,15 @@ def test_update_that_was_refused_is_one_warning(book: HealthBook) -> None:
     assert "·3VU1 (not_finite)" in items(book)["updates_rejected"].text
 
 
+def test_update_of_a_peer_that_has_no_part_in_the_round_is_told_without_a_name(
+    book: HealthBook,
+) -> None:
+    last = LastRound(round=3, outcome="committed", rejected_updates=1)
+    health_watch.hold_rounds(book, last)
+    text = items(book)["updates_rejected"].text
+    assert text == "left out of round 3: 1 update, of peers that have no part in it"
+
+
 def test_only_who_breaks_rules_misbehaves_not_who_is_slow(book: HealthBook) -> None:
     health_watch.hold_peers(book, {PEER: {"late": 9, "silent": 2, "unknown_lease": 1}})
     assert items(book) == {}
