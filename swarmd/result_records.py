@@ -307,6 +307,8 @@ class Local(Record):
     faults: int | None = None
     recovery_s_max: float | None = None
     lost_micro_batches: int | None = None
+    rejected_updates: int | None = None
+    """In mixes, by all peers that lived to the end."""
     audit: AuditCounts = field(default_factory=AuditCounts)
     events: list[LocalEvent] = field(default_factory=list)
     peers: list[LocalPeer] = field(default_factory=list)

@@ -130,11 +130,25 @@ def result_lines(result: Local) -> list[str]:
     for event in result.events:
         if event.outcome != "done":
             lines.append(f"event {event.event!r} {event.outcome}")
+    if result.faults or result.rejected_updates or result.rounds_partial:
+        lines.append(_faults_line(result))
     lines.append(verdict_line(result))
     if result.exit_code != 0:
         lines.append(f"logs: {result.dir}/p0 to {result.dir}/p{len(result.peers) - 1}")
     lines.append(f"repeat: {result.command}")
     return lines
+
+
+def _faults_line(result: Local) -> str:
+    """What the survivors noticed, so that a fault on purpose can be seen to have come and gone."""
+    counts = (
+        ("met", result.faults),
+        ("rounds_partial", result.rounds_partial),
+        ("updates_rejected", result.rejected_updates),
+        ("lost_micro_batches", result.lost_micro_batches),
+    )
+    told = [f"{name}={'-' if count is None else count}" for name, count in counts]
+    return f"faults {' '.join(told)} recovery_s={number(result.recovery_s_max, 1)}"
 
 
 def verdict_line(result: Local) -> str:

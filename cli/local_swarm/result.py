@@ -68,6 +68,7 @@ def result_of(
         faults=view.sum("faults.count"),
         recovery_s_max=view.maximum("faults.recovery_s_max"),
         lost_micro_batches=view.maximum("faults.lost_micro_batches"),
+        rejected_updates=view.sum("totals.rejected_updates"),
         audit=AuditCounts(samples=completed, gaps=seen.gaps, repeats=seen.repeats),
         events=[
             LocalEvent(event=state.event.text, at_s=state.at_s, outcome=state.outcome)

@@ -105,6 +105,16 @@ def test_failure_names_conditions_logs_and_the_repeat_line() -> None:
     ]
 
 
+def test_faults_that_were_met_stand_at_the_end_and_nothing_where_none_was() -> None:
+    assert not [line for line in result_lines(Local(**result())) if line.startswith("faults")]
+    seen = {"faults": 2, "recovery_s_max": 3.14, "lost_micro_batches": 0, "rounds_partial": 1}
+    lines = result_lines(Local(**result() | seen, rejected_updates=3))
+    expected = (
+        "faults met=2 rounds_partial=1 updates_rejected=3 lost_micro_batches=0 recovery_s=3.1"
+    )
+    assert expected in lines
+
+
 def result() -> dict[str, Any]:
     return {
         "outcome": "target_reached", "exit_code": 0, "seed": 7, "command": "swarmd local --peers 4",
