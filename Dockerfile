@@ -20,7 +20,7 @@ RUN python3 -m venv /opt/swarmd
 WORKDIR /src
 # torch first: it changes rarely, and this layer is the large one.
 COPY constraints.txt ./
-RUN pip install ${TORCH_INDEX:+--index-url "$TORCH_INDEX"} -c constraints.txt torch
+RUN env ${TORCH_INDEX:+PIP_INDEX_URL="$TORCH_INDEX"} pip install -c constraints.txt torch
 COPY pyproject.toml README.md LICENSE ./
 COPY swarmd/ swarmd/
 COPY cli/ cli/
