@@ -85,6 +85,13 @@ def test_all_seeds_keep_the_rules_and_settle_and_every_kind_of_fault_is_among_th
     assert struck.keys() <= set(FAULTS), "a kind of fault that nobody counts"
 
 
+@pytest.mark.parametrize("seed", [1505])
+def test_seed_that_once_broke_a_rule_keeps_it(seed: int) -> None:
+    """1505: a pause of half of dead_after_s ended as a death (MembershipLimits.suspicion_s_min)."""
+    result = run(options_of(seed))
+    assert result.exit_code == OK, result.violations
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(FIRST_SEED, FIRST_SEED + WHOLE_SEEDS))
 def test_large_swarms_of_whole_peers_keep_the_rules_and_finish(seed: int) -> None:
