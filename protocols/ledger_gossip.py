@@ -302,6 +302,8 @@ class LedgerGossip:
 
     def consider_offers(self, witnesses: int) -> list[Effect]:
         """Adopt the furthest sums that so many recipients know, and ask one for the rest."""
+        if not self._offers:
+            return []  # the usual case, and to say who has worked all receipts are added up
         offers = self._trusted_offers()
         if len(offers) < witnesses:
             return []

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from swarmd.compute.failure_codes import failure_of
+from swarmd.compute.failure_codes import found_or_failure
 from swarmd.compute.stage_worker import StageWorker
 from swarmd.compute_api import WorkerConfig
 from swarmd.protocols.ids import MicroBatchId
@@ -125,11 +125,7 @@ def main() -> int:
         micro_batch_max=asked["micro_batch_max"],
         cache_dir=Path("."),
     )
-    try:
-        found = measure(config, asked["seconds"])
-    except Exception as error:  # the answer is why it does not work here
-        failure = failure_of(error)
-        found = {"error": failure.code, "text": failure.text}
+    found = found_or_failure(lambda: measure(config, asked["seconds"]))
     print(json.dumps(found))
     return 0
 

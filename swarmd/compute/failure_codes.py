@@ -9,6 +9,9 @@ for good), so it is the one failure of a job that ends the worker.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 from swarmd.errors import ComputeError, StoreError, UserError
 from swarmd.protocols.errors import ProtocolError
 from swarmd.protocols.jobs import JobFailure
@@ -56,6 +59,15 @@ def failure_of(error: BaseException) -> JobFailure:
         code = "device_lost" if isinstance(error, DeviceLost) else "compute_failed"
     described = ": ".join(filter(None, (type(error).__name__, _first_line(str(error)))))
     return JobFailure(code, described)
+
+
+def found_or_failure(measure: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """What it found; or `error` and `text`, for which the answer is why it does not work here."""
+    try:
+        return measure()
+    except Exception as error:
+        failure = failure_of(error)
+        return {"error": failure.code, "text": failure.text}
 
 
 def _has_any(text: str, phrases: tuple[str, ...]) -> bool:

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from swarmd.compute.failure_codes import failure_of
+from swarmd.compute.failure_codes import found_or_failure
 
 WIDTH_CUDA, WIDTH = 8_192, 1_024
 """Of square matrices: large enough that nothing but arithmetic counts."""
@@ -48,11 +48,7 @@ def main() -> int:
     asked = json.loads(sys.stdin.read())
     if asked["threads"] is not None:
         torch.set_num_threads(asked["threads"])
-    try:
-        found = measure(torch.device(asked["device"]), asked["seconds"])
-    except Exception as error:  # the answer is why it does not work here
-        failure = failure_of(error)
-        found = {"error": failure.code, "text": failure.text}
+    found = found_or_failure(lambda: measure(torch.device(asked["device"]), asked["seconds"]))
     print(json.dumps(found))
     return 0
 
