@@ -8,8 +8,9 @@ A message is a value (values.py) whose fields say what may stand in them:
 
 Bounds are checked both ways: on decode a violation is the peer's fault (RemoteProtocolError), on
 encode it is ours (LocalProtocolError). On the wire a message is `[number, {field: value}]` in
-msgpack. Unknown fields are ignored, unknown numbers refused, a missing field takes its default or
-is refused if it has none. Numbers are append-only.
+msgpack, or `[number, [value, ...]]` where names would weigh as much as what they name. Unknown
+fields are ignored, unknown numbers refused, a missing field takes its default or is refused if it
+has none. Numbers are append-only.
 """
 
 from __future__ import annotations
@@ -32,6 +33,8 @@ class Message:
     """Base of every message. `NUMBER` is its type on the wire."""
 
     NUMBER: int = -1
+    IN_ORDER: bool = False
+    """Values travel in the order of the fields, without their names. New fields come last."""
     __slots__ = ()
 
 
@@ -49,12 +52,13 @@ def _declare(check: Check, default: Any) -> Any:
 
 
 @dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(_declare, field))
-def message(number: int) -> Callable[[type[_T]], type[_T]]:
+def message(number: int, *, in_order: bool = False) -> Callable[[type[_T]], type[_T]]:
     """Make a slotted, keyword-only dataclass, frozen as in values.py, and give it its number."""
 
     def wrap(cls: type[_T]) -> type[_T]:
         made = dataclass(slots=True, kw_only=True, unsafe_hash=True)(cls)
         made.NUMBER = number  # type: ignore[attr-defined]
+        made.IN_ORDER = in_order  # type: ignore[attr-defined]
         assert number not in REGISTRY, f"number {number} is taken by {REGISTRY.get(number)}"
         REGISTRY[number] = made  # type: ignore[assignment]
         return made
@@ -191,8 +195,11 @@ def _plain(value: Any) -> Any:
     return value
 
 
-def to_fields(value: Message) -> dict[str, Any]:
-    """Field names to plain values. Fields at their default are left out: old peers fill them in."""
+def to_fields(value: Message) -> dict[str, Any] | list[Any]:
+    """Plain values, by their fields' names or in order. Fields at their default are left out (in
+    order: at the end): the receiver fills them in."""
+    if value.IN_ORDER:
+        return _in_order(value)
     plain = {}
     for name, _, default, _ in _items_of(type(value)):
         current = getattr(value, name)
@@ -201,10 +208,21 @@ def to_fields(value: Message) -> dict[str, Any]:
     return plain
 
 
+def _in_order(value: Message) -> list[Any]:
+    items = _items_of(type(value))
+    current = [getattr(value, item.name) for item in items]
+    length = len(items)
+    while length and current[length - 1] == items[length - 1].default:
+        length -= 1
+    return [_plain(one) for one in current[:length]]
+
+
 def from_fields(kind: type[Message], plain: Any) -> Message:
     """Build a message of `kind` from untrusted plain values. Raises ValueError."""
+    if isinstance(plain, list) and kind.IN_ORDER:
+        plain = dict(zip([item.name for item in _items_of(kind)], plain, strict=False))
     if not isinstance(plain, dict):
-        raise ValueError(f"{kind.__name__}: not a map")
+        raise ValueError(f"{kind.__name__}: not its fields")
     values = {}
     for name, check, _, is_required in _items_of(kind):
         if name in plain:

@@ -123,7 +123,7 @@ def messages() -> str:
             parts += [table(_MESSAGE_HEADER, rows)] if rows else []
             module, rows = kind.__module__, []
             parts.append(f"### {module.rpartition('.')[2].capitalize()}")
-        first = (str(number), f"**{kind.__name__}**")
+        first = (str(number), f"**{kind.__name__}**" + " (in order)" * kind.IN_ORDER)
         listed = fields(kind)  # type: ignore[arg-type]
         for item in listed:
             check = check_text(item.metadata["check"])

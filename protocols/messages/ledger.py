@@ -15,6 +15,8 @@ lacks it, and of those that both have no more than a few bytes:
 
 In a large swarm news is passed on in the same way: LedgerHeld, marked as news, to many, and the
 entry itself only to who asks for it with LedgerWanted.
+
+All of these travel without the names of their fields, which would weigh more than most entries.
 """
 
 from __future__ import annotations
@@ -61,7 +63,7 @@ SEEN_BYTES_MAX = SEEN_MAX * (TAG_BYTES + 20)
 WITNESSED_BYTES_MAX = WRITERS_MAX * (TAG_BYTES + 20)
 
 
-@message(60)
+@message(60, in_order=True)
 class HeldOutScore(Message):
     """One forward-only micro-batch."""
 
@@ -71,7 +73,7 @@ class HeldOutScore(Message):
     """Sum over samples of the mean loss per token, nats."""
 
 
-@message(61)
+@message(61, in_order=True)
 class LedgerEntry(Message):
     """What `peer` in its life `incarnation` says of one round. The highest version stands."""
 
@@ -92,7 +94,7 @@ class LedgerEntry(Message):
     """Receipts: what its neighbours in the pipeline did, as it saw it (receipts.py)."""
 
 
-@message(62)
+@message(62, in_order=True)
 class SignedEntry(Message):
     """A LedgerEntry's bytes (as wire.encode gives them) and its peer's signature over the run and
     them (ledger_entries.py): an entry of another run is a forged one here."""
@@ -101,7 +103,7 @@ class SignedEntry(Message):
     signature: bytes = raw(64)
 
 
-@message(63)
+@message(63, in_order=True)
 class LedgerUpdate(Message):
     """Entries that the sender believes the receiver lacks."""
 
@@ -110,13 +112,13 @@ class LedgerUpdate(Message):
     """To whom the receiver shall pass on what is new to it: NOBODY, HEADS or EVERYBODY."""
 
 
-@message(64)
+@message(64, in_order=True)
 class RoundDigest(Message):
     round: int = uint(limits.ROUND_MAX)
     fingerprint: bytes = raw(FINGERPRINT_BYTES)
 
 
-@message(65)
+@message(65, in_order=True)
 class LedgerDigest(Message):
     """Compares two ledgers. All rounds below `settled` have ended."""
 
@@ -129,7 +131,7 @@ class LedgerDigest(Message):
     """
 
 
-@message(66)
+@message(66, in_order=True)
 class WriterTotals(Message):
     """All that a peer has done in the rounds that are no longer held in detail."""
 
@@ -139,7 +141,7 @@ class WriterTotals(Message):
     rounds: int = uint(limits.ROUND_MAX)
 
 
-@message(67)
+@message(67, in_order=True)
 class LostRange(Message):
     """Micro-batches first..last of a round that were given up and that nobody has done."""
 
@@ -148,7 +150,7 @@ class LostRange(Message):
     last: int = uint(limits.MICRO_BATCHES_PER_ROUND_MAX)
 
 
-@message(68)
+@message(68, in_order=True)
 class LedgerTotals(Message):
     """The rounds below `rounds`, which have ended, in sum: for a peer that comes late. Not signed:
     see ledger_gossip.py."""
@@ -162,7 +164,7 @@ class LedgerTotals(Message):
     """What receipts prove of each peer in those rounds (receipts.py, pack_proved)."""
 
 
-@message(69)
+@message(69, in_order=True)
 class LedgerHeld(Message):
     """What the sender holds of a round: all, where the receiver's digest differs from its own; or
     what it has just heard, for whoever lacks it to ask for."""
@@ -175,7 +177,7 @@ class LedgerHeld(Message):
     """
 
 
-@message(59)
+@message(59, in_order=True)
 class LedgerWanted(Message):
     """Entries that the receiver has told to hold and the sender lacks."""
 

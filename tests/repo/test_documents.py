@@ -72,9 +72,11 @@ def test_the_message_table_names_every_message_field_and_number() -> None:
     ]
     found: dict[str, list[str]] = {}
     numbers = {}
-    for number, name, field, *_ in rows:
-        if name:
-            current, numbers[name] = name, number
+    for number, title, field, *_ in rows:
+        if title:
+            current, _, form = title.partition("** ")
+            assert (form == "(in order)") == REGISTRY[int(number)].IN_ORDER
+            numbers[current] = number
         found.setdefault(current, []).append(field)
     assert numbers == {kind.__name__: str(number) for number, kind in REGISTRY.items()}
     for kind in REGISTRY.values():
