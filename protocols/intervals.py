@@ -3,24 +3,30 @@
 In memory a set is one big integer, bit i for index i: union, difference and counting are single
 operations, and a round of ten thousand micro-batches takes 1.25 kB.
 
-On the wire it is whichever is shorter:
+On the wire it is whichever is shortest:
 
     0, then three varints a run: gap, step, count      (arithmetic progressions, in order)
     1, then the bits, eight indices a byte, index 0 in the lowest bit of the first
+    2, then varints: start, step, count of one progression; how many of it are missing, and their
+       places in it, as gaps; then indices that are not of it, as gaps until the end
 
-`gap` counts from the last index of the run before (from 0 for the first). Heads take every n-th
-micro-batch, so what one of them has done is a progression with few exceptions: some ten bytes,
-however many. The second form bounds the worst case to end/8 + 1 bytes.
+`gap` counts from the last index of the run before (from 0 for the first), and in the third form
+from the place or index before. Heads take every n-th micro-batch, so what one of them has done is a
+progression: some ten bytes, however many. What others took of it, and it took of theirs, breaks a
+run in two; in the third form it costs a byte or two. The second bounds the worst case to end/8 + 1
+bytes.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import accumulate
 
 from swarmd.protocols.errors import RemoteProtocolError
 
-FORM_RUNS, FORM_BITS = b"\0", b"\1"
+FORM_RUNS, FORM_BITS, FORM_EXCEPTIONS = b"\0", b"\1", b"\2"
 VARINT_BYTES_MAX = 5
 VARINT_MAX = (1 << 7 * VARINT_BYTES_MAX) - 1
 
@@ -108,18 +114,30 @@ class IndexSet:
     # ------------------------------------------------------------------------------------- wire
 
     def to_bytes(self) -> bytes:
-        """The shorter of the two forms."""
+        """The shortest form; of two that are equally short the one with the lower number."""
         if not self.bits:
             return FORM_RUNS
         as_bits = FORM_BITS + self.bits.to_bytes((self.bits.bit_length() + 7) // 8, "little")
-        as_runs = bytearray(FORM_RUNS)
-        previous = 0
-        for start, step, count in self._progressions():
-            as_runs += varint(start - previous) + varint(step) + varint(count)
-            if len(as_runs) >= len(as_bits):
-                return as_bits
-            previous = start + step * (count - 1)
-        return bytes(as_runs)
+        runs = list(self._progressions())
+        forms = [_bytes_of_runs(runs), as_bits]
+        if len(runs) > 1:
+            forms.append(self._with_exceptions(runs))
+        return min(forms, key=lambda form: (len(form), form[:1]))
+
+    def _with_exceptions(self, runs: list[tuple[int, int, int]]) -> bytes:
+        """The third form, of the progression that most of the runs are pieces of."""
+        steps: Counter[int] = Counter()
+        for _, step, count in runs:
+            steps[step] += count
+        step = max(steps, key=lambda one: (steps[one], one))
+        offsets = Counter(index % step for index in self)
+        offset = max(offsets, key=lambda one: (offsets[one], one))
+        members = [index for index in self if index % step == offset]
+        start, count = members[0], (members[-1] - members[0]) // step + 1
+        whole = IndexSet.progression(start, step, count)
+        missing = [(index - start) // step for index in whole - self]
+        body = [start, step, count, len(missing), *_gaps(missing), *_gaps(self - whole)]
+        return FORM_EXCEPTIONS + b"".join(map(varint, body))
 
     @classmethod
     def from_bytes(cls, body: bytes, end: int) -> IndexSet:
@@ -134,6 +152,8 @@ class IndexSet:
             bits = int.from_bytes(rest, "little")
         elif form == FORM_RUNS:
             bits = _bits_of_runs(rest, end)
+        elif form == FORM_EXCEPTIONS:
+            bits = _bits_with_exceptions(rest, end)
         else:
             raise RemoteProtocolError("malformed", "index set of unknown form")
         if bits.bit_length() > end:
@@ -162,6 +182,22 @@ class IndexSet:
 EMPTY = IndexSet()
 
 
+def _bytes_of_runs(runs: Iterable[tuple[int, int, int]]) -> bytes:
+    body = bytearray(FORM_RUNS)
+    previous = 0
+    for start, step, count in runs:
+        body += varint(start - previous) + varint(step) + varint(count)
+        previous = start + step * (count - 1)
+    return bytes(body)
+
+
+def _gaps(numbers: Iterable[int]) -> Iterator[int]:
+    previous = 0
+    for number in numbers:
+        yield number - previous
+        previous = number
+
+
 def _bits_of_runs(body: bytes, end: int) -> int:
     bits, previous, place = 0, 0, 0
     while place < len(body):
@@ -174,6 +210,24 @@ def _bits_of_runs(body: bytes, end: int) -> int:
             raise RemoteProtocolError("malformed", f"run {start}+{step}x{count} in 0..{end - 1}")
         bits |= IndexSet.progression(start, step, count).bits
     return bits
+
+
+def _bits_with_exceptions(body: bytes, end: int) -> int:
+    numbers, place = [], 0
+    while place < len(body):
+        number, place = read_varint(body, place)
+        numbers.append(number)
+    if len(numbers) < 4 or len(numbers) < 4 + numbers[3]:
+        raise RemoteProtocolError("malformed", "index set is cut short")
+    start, step, count, holes = numbers[:4]
+    if step < 1 or count < 1 or start + step * (count - 1) >= end:
+        raise RemoteProtocolError("malformed", f"run {start}+{step}x{count} in 0..{end - 1}")
+    places = list(accumulate(numbers[4 : 4 + holes]))
+    others = list(accumulate(numbers[4 + holes :]))
+    if max(places, default=0) >= count or max(others, default=0) >= end:
+        raise RemoteProtocolError("malformed", f"index set beyond {end}")
+    missing = IndexSet.of(start + step * one for one in places)
+    return (IndexSet.progression(start, step, count) - missing | IndexSet.of(others)).bits
 
 
 def varint(value: int) -> bytes:

@@ -1,6 +1,7 @@
 """Index sets: they behave as sets, survive the wire, and stay small."""
 
 import itertools
+import random
 
 import pytest
 from hypothesis import example, given
@@ -60,6 +61,25 @@ def test_what_one_of_many_heads_did_takes_a_few_bytes(heads):
     assert len(done.to_bytes()) <= 8
 
 
+@given(
+    st.integers(0, 6),
+    st.sets(st.integers(0, 41), max_size=6),
+    st.sets(st.integers(0, END - 1), max_size=6),
+)
+def test_what_one_of_seven_heads_did_survives_with_its_exceptions(head, missing, others):
+    places = [place for place in range(42) if place not in missing]
+    done = IndexSet.of([*(head + 7 * place for place in places), *others])
+    assert IndexSet.from_bytes(done.to_bytes(), END) == done
+
+
+def test_what_was_taken_from_a_head_and_by_it_costs_two_bytes_each_at_most():
+    rng = random.Random(1)
+    share = IndexSet.progression(5, 47, 544)
+    taken = IndexSet.of(rng.sample(list(share), 30))
+    stolen = IndexSet.of(rng.sample(range(25_600), 30))
+    assert len((share - taken | stolen).to_bytes()) <= 12 + 2 * 60
+
+
 @given(st.binary(max_size=40))
 @example(b"")
 @example(b"\x00\x00\x00\x05")  # step 0
@@ -68,7 +88,15 @@ def test_what_one_of_many_heads_did_takes_a_few_bytes(heads):
 @example(b"\x00" + b"\xff" * 12)  # a number without end
 @example(b"\x00\x00\xff\xff\xff\xff\x0f\xff\xff\xff\xff\x0f")  # far beyond the end
 @example(b"\x01" + b"\xff" * 39)
-@example(b"\x02")
+@example(b"\x02")  # no progression
+@example(b"\x02\x00\x01\x05\x01")  # a hole too few
+@example(b"\x02\x00\x00\x05\x00")  # step 0
+@example(b"\x02\x00\x01\x00\x00")  # count 0
+@example(b"\x02\x00\x01\x41\x00")  # beyond the end
+@example(b"\x02\x00\x01\x05\x01\x05")  # a hole beyond the progression
+@example(b"\x02\x00\x01\x05\x00\x3f\x01")  # another index beyond the end
+@example(b"\x02\x00\x01\x05\x01\x02\x3f")  # right
+@example(b"\x03")
 @example(b"\x00" + b"\x01\x01\x01" * 10)  # right, but longer than the bits
 def test_any_bytes_give_a_set_in_bounds_or_a_protocol_error(body):
     try:
