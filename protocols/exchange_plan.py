@@ -13,7 +13,7 @@ from swarmd.protocols.mix_parts import PartLayout
 from swarmd.protocols.outer_rules import OuterRules, Range
 from swarmd.protocols.raw_by_peer import RawByPeer
 
-WINDOW_SLOTS = 48
+WINDOW_SLOTS = 32
 WINDOW_MAX = 16
 """A part takes about three turns in the queue of a worker that computes meanwhile: packed, reduced,
 taken. What is under way at once so bounds how much a mix gets done beside a micro-batch."""

@@ -19,7 +19,7 @@ PAYLOAD_BYTES_MAX = 256 * MIB
 
 CHUNK_BYTES = 1 * MIB
 CHUNK_BYTES_MAX = 4 * MIB
-"""Mixes and state travel in chunks: small enough that an activation overtakes soon."""
+"""State travels in chunks: small enough that an activation overtakes soon. Mixes: mix_parts.py."""
 
 DEPTH_MAX = 8
 """Nesting of a message. Ours need 4."""

@@ -1,8 +1,8 @@
 """How a flat vector is cut into parts for an exchange, and how many bytes a part takes.
 
 The vector is a stage's parameters (Mix1) or its outer gradient (Mix2), one number a coordinate. A
-part is a range of it that fits into one chunk, so that an activation overtakes a mix soon, and no
-larger than an equal share, so that every member of a group reduces about as much as the others.
+part is a range of it of at most PART_BYTES_MAX on the wire. Every member reduces the same number of
+parts, and all parts but the last are equal, so nobody reduces more than the others.
 
 The bytes themselves are the compute worker's business (swarmd/optim/compress.py); both sides of a
 link need their number beforehand, to lend slots and to refuse what cannot be a part. Payload of
@@ -30,6 +30,9 @@ BLOCK = 256
 """Coordinates that share a scale."""
 CHUNK = 4_096
 """Coordinates among which the largest are chosen."""
+PART_BYTES_MAX = 2 * limits.MIB
+"""A part is packed, sent, reduced, sent back, taken and answered for: a dozen events whatever its
+size, at a third of a millisecond each. Frames, not parts, say how soon an activation overtakes."""
 PART_ELEMENTS_MAX = 1 << 20
 """However small on the wire: what a reducer unpacks takes 4 bytes a coordinate and member."""
 PARTS_MAX = 1 << 20
@@ -107,15 +110,15 @@ class Wire:
         return dense_bytes(self.dtype, elements)
 
     def elements_max(self, members: int) -> int:
-        """Coordinates of the largest part whose payloads fit into a chunk."""
-        return _elements_max(self, members, PART_ELEMENTS_MAX, limits.CHUNK_BYTES)
+        """Coordinates of the largest part whose payloads are not too large."""
+        return _elements_max(self, members, PART_ELEMENTS_MAX, PART_BYTES_MAX)
 
 
 @functools.lru_cache(maxsize=256)
-def _elements_max(wire: Wire, members: int, most: int, chunk_bytes: int) -> int:
+def _elements_max(wire: Wire, members: int, most: int, bytes_max: int) -> int:
     """Asked for at every part that comes or goes, and the same all through a round."""
     elements = most
-    while wire.mean_bytes_max(elements, members) > chunk_bytes:
+    while wire.mean_bytes_max(elements, members) > bytes_max:
         elements -= CHUNK
     return elements
 
@@ -130,10 +133,11 @@ class PartLayout:
 
     @property
     def part_elements(self) -> int:
-        """Of every part but the last."""
+        """Of every part but the last: a share of the vector, in as many parts as it takes."""
         share = -(-self.elements // self.members)
-        share = -(-share // BLOCK) * BLOCK if share > BLOCK else max(1, share)
-        return min(share, self.wire.elements_max(self.members))
+        parts = -(-share // self.wire.elements_max(self.members))
+        piece = -(-share // parts) if parts else 1
+        return -(-piece // BLOCK) * BLOCK if piece > BLOCK else max(1, piece)
 
     @property
     def count(self) -> int:

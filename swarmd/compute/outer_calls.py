@@ -29,15 +29,16 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from swarmd.compute import in_cache
 from swarmd.compute.divergence import divergence_of
 from swarmd.compute.outer_state import FlatLayout, OuterState
 from swarmd.errors import JobFailed
 from swarmd.optim import compress, robust, sparse
 from swarmd.optim.mixing import weighted_mean
-from swarmd.optim.outer import is_finite, outer_step_of_delta
+from swarmd.optim.outer import outer_step_of_delta
 from swarmd.protocols.errors import RemoteProtocolError
 from swarmd.protocols.mixing import MIX1
-from swarmd.protocols.outer_rules import NORM_RATIO_MAX, Range, cut
+from swarmd.protocols.outer_rules import NORM_RATIO_MAX, Range
 
 if TYPE_CHECKING:
     from swarmd.compute.stage_worker import StageWorker
@@ -46,10 +47,8 @@ Args = dict[str, Any]
 Done = tuple[dict[str, Any], int]
 CLIPPED_BELOW = 0.5
 """Whoever is let in with less than half of its distance is named `clipped`."""
-CACHED_ELEMENTS = 1 << 18
-"""What is read several times is read in pieces that stay in a core's cache."""
-SQUARES_MIN, SQUARES_MAX = 1e-24, 1e30
-"""Between them no square that matters, nor a sum of them, leaves float32's normal range."""
+ROUNDED_MAX = 1e38
+"""Below it, rounding to a plain wire keeps a number finite."""
 
 
 def mix_snapshot(
@@ -68,20 +67,34 @@ def mix_part(
 ) -> Done:
     state, where = _state(worker), _piece(args)
     assert output is not None, "a part is written somewhere"
-    if args["mix"] == MIX1:
-        x_N = state.start_of(where)
-    elif args["density"]:
+    if args["mix"] != MIX1 and args["density"]:
         owed_N = state.owed_of(where)
-        return {"norm": _norm(owed_N)}, sparse.pack_topk(output, owed_N, args["density"])
-    else:
-        x_N = state.gradient_of(worker.params, where)
-    return {"norm": _norm(x_N)}, compress.pack_dense(output, x_N, args["wire"])
+        norm = in_cache.norm_of(owed_N)
+        return {"norm": norm}, sparse.pack_topk(output, owed_N, args["density"])
+    if args["wire"] not in compress.PLAIN:
+        x_N = _brought(worker, where, args)
+        return {"norm": in_cache.norm_of(x_N)}, compress.pack_dense(output, x_N, args["wire"])
+    values_N, size = compress.begin_dense(output, args["wire"], where.count)
+    squares = 0.0
+    for block in in_cache.blocks(where.count):
+        x_N = _brought(worker, _part_of(where, block), args)
+        squares += in_cache.squares_of(x_N)
+        values_N[block].copy_(x_N)
+    norm = math.sqrt(squares)
+    if not norm < ROUNDED_MAX:
+        compress.require_finite(values_N)
+    return {"norm": norm}, size
 
 
 def mix_reduce(
     worker: StageWorker, args: Args, inputs: Sequence[memoryview], output: memoryview | None
 ) -> Done:
+    """A mean of parts that are all as they should be is made in one pass; if one is not, they are
+    looked at one after the other."""
     assert output is not None, "a mean is written somewhere"
+    done = _mean_of_sound(args, inputs, output)
+    if done is not None:
+        return done
     codes, sound = [], []
     for number, view in enumerate(inputs):
         x_N, code = _unpacked(view, args)
@@ -89,7 +102,7 @@ def mix_reduce(
         if x_N is not None:
             sound.append((number, x_N))
     middle_N = _middle(args, sound)
-    sizes = [_norm(x_N if middle_N is None else x_N - middle_N) for _, x_N in sound]
+    sizes = [in_cache.norm_of(x_N if middle_N is None else x_N - middle_N) for _, x_N in sound]
     limit = _norm_limit(args, sizes)
     kept = []
     for (number, x_N), size in zip(sound, sizes, strict=True):
@@ -115,12 +128,20 @@ def mix_take(
     """delta = mean - own, both as they travelled: rounding touches no replica's own part, and equal
     replicas stay equal."""
     state, where = _state(worker), _piece(args)
-    mean_N, code = _unpacked_mean(inputs[0], args)
+    mean_N, code = _mean_as_it_lies(inputs[0], args)
     if mean_N is None:
         return {"code": code}, 0
-    delta_N = mean_N - compress.rounded(state.start_of(where), args["wire"])
+    squares = 0.0
+    delta_N = torch.empty(where.count, dtype=torch.bfloat16)
+    for block in in_cache.blocks(where.count):
+        own_N = compress.rounded(state.start_of(_part_of(where, block)), args["wire"])
+        moved_N = mean_N[block].float() - own_N
+        squares += in_cache.squares_of(moved_N)
+        delta_N[block].copy_(moved_N)
+    if not math.isfinite(squares):
+        return {"code": "not_finite"}, 0
     usual = args["usual_norm"]
-    if usual and _norm(delta_N) > NORM_RATIO_MAX * usual:
+    if usual and math.sqrt(squares) > NORM_RATIO_MAX * usual:
         return {"code": "norm_too_large"}, 0
     state.set_delta(where, delta_N)
     return {"code": ""}, 0
@@ -129,17 +150,19 @@ def mix_take(
 def outer_gradient(
     worker: StageWorker, args: Args, inputs: Sequence[memoryview], output: memoryview | None
 ) -> Done:
-    state, first = _state(worker), args["first"]
+    state, whole = _state(worker), _piece(args)
     squares = delta_squares = 0.0
     sound = True
-    for where in cut(first, first + args["count"], CACHED_ELEMENTS):
+    for block in in_cache.blocks(whole.count):
+        where = _part_of(whole, block)
         d_N = state.gradient_of(worker.params, where)
-        sound = sound and is_finite(d_N)
+        squares += in_cache.squares_of(d_N)
+        sound = sound and math.isfinite(squares)
         if args["owes"] and sound:
             state.owed_of(where).mul_(sparse.FEEDBACK_DECAY).add_(d_N)
-        squares += _norm(d_N) ** 2 if sound else math.nan
         delta_N = state.delta_of(where)
-        delta_squares += 0.0 if delta_N is None else _norm(delta_N.float()) ** 2
+        delta_squares += 0.0 if delta_N is None else in_cache.squares_of(delta_N.float())
+    squares = squares if sound else math.nan
     return {"squares": squares, "delta_squares": delta_squares, "is_finite": sound}, 0
 
 
@@ -150,8 +173,8 @@ def apply_outer(
     state, where = _state(worker), _piece(args)
     grad_N: Tensor | None = None
     if inputs:
-        grad_N, code = _unpacked_mean(inputs[0], args)
-        code = code or _too_long(state, worker, where, grad_N, args)
+        grad_N, code = _mean_as_it_lies(inputs[0], args)
+        code = code or _why_not_mean(state, worker, where, grad_N, args)
         if code:
             return {"code": code}, 0
     if args["resets"]:
@@ -161,17 +184,16 @@ def apply_outer(
     if args["sent"] and args["density"]:
         sent_N = sparse.choose(state.owed_of(where), args["density"]).dense()
         grad_N = sent_N if grad_N is None else grad_N
-    delta_N = state.delta_of(where)
-    theta_N = outer_step_of_delta(
-        state.start_of(where),
-        None if grad_N is not None else state.layout.read(worker.params, where),
-        None if delta_N is None else delta_N.float(),
-        grad_N,
-        state.momentum_of(where, args["mu"]),
-        alpha=args["alpha"],
-        mu=args["mu"],
-    )
-    state.step(where, theta_N)
+    steps = []
+    for block in in_cache.blocks(where.count):
+        piece = _part_of(where, block)
+        own_N = None if grad_N is None else grad_N[block].float()
+        steps.append((piece, *_step_of(state, worker, piece, own_N, args)))
+    for piece, theta_N, momentum_N in steps:  # all of them were possible
+        state.step(piece, theta_N)
+        kept_N = state.momentum_of(piece, args["mu"])
+        if kept_N is not None and momentum_N is not None:
+            kept_N.copy_(momentum_N)
     if sent_N is not None:
         state.owed_of(where).sub_(sent_N)
     return {"code": ""}, 0
@@ -216,12 +238,54 @@ def _piece(args: Args) -> Range:
     return Range(args["first"], args["count"])
 
 
-def _norm(x_N: Tensor) -> float:
-    """Euclidean. In float32 where that is safe: several times as fast, and guards need no more."""
-    squares = float(torch.dot(x_N, x_N))
-    if SQUARES_MIN < squares < SQUARES_MAX:
-        return math.sqrt(squares)
-    return float(torch.linalg.vector_norm(x_N, dtype=torch.float64))
+def _part_of(where: Range, block: slice) -> Range:
+    return Range(where.first + block.start, block.stop - block.start)
+
+
+def _brought(worker: StageWorker, where: Range, args: Args) -> Tensor:
+    """What this replica brings to a mix."""
+    state = _state(worker)
+    if args["mix"] == MIX1:
+        return state.start_of(where)
+    return state.gradient_of(worker.params, where)
+
+
+def _step_of(
+    state: OuterState, worker: StageWorker, where: Range, grad_N: Tensor | None, args: Args
+) -> tuple[Tensor, Tensor | None]:
+    """(theta, momentum) after the outer step of a piece; nothing is changed yet. grad_N None: the
+    own outer gradient."""
+    delta_N = state.delta_of(where)
+    momentum_N = state.momentum_of(where, args["mu"])
+    momentum_N = None if momentum_N is None else momentum_N.clone()
+    theta_N = outer_step_of_delta(
+        state.start_of(where),
+        None if grad_N is not None else state.layout.read(worker.params, where),
+        None if delta_N is None else delta_N.float(),
+        grad_N,
+        momentum_N,
+        alpha=args["alpha"],
+        mu=args["mu"],
+    )
+    return theta_N, momentum_N
+
+
+def _mean_of_sound(args: Args, inputs: Sequence[memoryview], output: memoryview) -> Done | None:
+    """The usual reduction. None: somebody's part is not as it should be, or needs another way."""
+    wire, weights = args["wire"], args["weights"]
+    is_clipped = args["is_clipped"] and len(inputs) > 2
+    if args["density"] or wire not in compress.PLAIN or is_clipped or sum(weights) <= 0:
+        return None
+    try:
+        values = [compress.values_as_sent(view, wire, args["count"]) for view in inputs]
+    except RemoteProtocolError:
+        return None
+    middle = max(0, args["own"]) if args["mix"] == MIX1 else None
+    out_N, size = compress.begin_dense(output, wire, args["count"])
+    sizes = in_cache.mean_of_sound(values, [float(x) for x in weights], out_N, middle)
+    if sizes is None or max(sizes) > _norm_limit(args, sizes):
+        return None
+    return {"codes": [""] * len(inputs), "weight": float(sum(weights))}, size
 
 
 def _unpacked(view: memoryview, args: Args) -> tuple[Tensor | None, str]:
@@ -234,11 +298,15 @@ def _unpacked(view: memoryview, args: Args) -> tuple[Tensor | None, str]:
         return None, error.code
 
 
-def _unpacked_mean(view: memoryview, args: Args) -> tuple[Tensor | None, str]:
+def _mean_as_it_lies(view: memoryview, args: Args) -> tuple[Tensor | None, str]:
+    """(a mean's values, why there are none). They may lie in the slot itself, in the type in which
+    they came, and not be finite."""
     try:
         if args["density"]:
             members = args["members"]
             return sparse.unpack_sparse(view, args["count"], args["density"], members), ""
+        if args["wire"] in compress.PLAIN:
+            return compress.values_as_sent(view, args["wire"], args["count"]), ""
         return compress.unpack_dense(view, args["wire"], args["count"]), ""
     except RemoteProtocolError as error:
         return None, error.code
@@ -284,17 +352,19 @@ def _clipped_mean(kept: list[tuple[int, Tensor]], weights: list[float], codes: l
     return mean_N
 
 
-def _too_long(
+def _why_not_mean(
     state: OuterState, worker: StageWorker, where: Range, mean_N: Tensor | None, args: Args
 ) -> str:
-    """Whether Mix2's mean is longer than honest gradients make it, our own among them."""
-    usual = args["usual_norm"]
-    if mean_N is None or not usual:
+    """The code of a mean of Mix2 that is not finite, or longer than honest gradients make it, our
+    own among them."""
+    if mean_N is None:
         return ""
-    size = _norm(mean_N)
-    if size <= NORM_RATIO_MAX * usual:
+    usual, size = args["usual_norm"], in_cache.norm_of(mean_N)
+    if not math.isfinite(size):
+        return "not_finite"
+    if not usual or size <= NORM_RATIO_MAX * usual:
         return ""
-    own = _norm(state.gradient_of(worker.params, where))
+    own = in_cache.norm_of(state.gradient_of(worker.params, where))
     return "norm_too_large" if size > NORM_RATIO_MAX * own else ""
 
 

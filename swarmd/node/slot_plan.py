@@ -7,6 +7,7 @@ run alone, so that the daemon, which has no torch, knows them before the worker 
 from __future__ import annotations
 
 from swarmd.protocols.limits import CHUNK_BYTES
+from swarmd.protocols.mix_parts import PART_BYTES_MAX
 from swarmd.run_config import RunConfig
 
 HEADER_BYTES = 4_096
@@ -16,8 +17,8 @@ SLOTS_PER_MICRO_BATCH = 4
 SLOTS_SPARE = 8
 OUTPUT_RESERVE = 2
 """Only the own worker may take these, so that it can always finish what it has."""
-CHUNK_SLOTS = 128
-"""A mix of large vectors has up to a hundred parts under way (protocols/exchange_plan.py)."""
+CHUNK_SLOTS = 96
+"""A mix of large vectors has up to seventy parts under way (protocols/exchange_plan.py)."""
 
 
 def payload_bytes_bound(run: RunConfig) -> int:
@@ -32,7 +33,7 @@ def slot_classes(run: RunConfig, in_flight_max: int) -> list[tuple[int, int]]:
     """(bytes, count) of each size class, for a SlotPool."""
     payload_bytes = payload_bytes_bound(run)
     payload_slots = SLOTS_PER_MICRO_BATCH * in_flight_max + SLOTS_SPARE
-    chunk_bytes = CHUNK_BYTES + HEADER_BYTES
+    chunk_bytes = max(CHUNK_BYTES, PART_BYTES_MAX) + HEADER_BYTES
     if abs(payload_bytes - chunk_bytes) < 2 * HEADER_BYTES:
         return [(max(payload_bytes, chunk_bytes), payload_slots + CHUNK_SLOTS)]
     return [(payload_bytes, payload_slots), (chunk_bytes, CHUNK_SLOTS)]

@@ -32,6 +32,8 @@ from swarmd.protocols.mix_parts import ALIGNMENT, BLOCK, HEADER_BYTES, dense_byt
 MAGIC = b"SWMX"
 VERSION = 1
 CODES = {"fp32": 0, "bf16": 1, "int8": 2, "int16": 3, "topk": 4, "sparse": 5}
+PLAIN = ("fp32", "bf16")
+"""Wires whose values are floats, each on its own."""
 BLOCK_TINY = 2.0**-100
 
 _HEADER = struct.Struct("<4sBBHIi")
@@ -51,7 +53,19 @@ def pack_dense(view: memoryview, x_N: Tensor, wire: str) -> int:
 
     Raises JobFailed(not_finite), with `view` undefined, if x_N is not finite in the wire's range.
     """
-    elements = x_N.numel()
+    values_N, size = begin_dense(view, wire, x_N.numel())
+    if wire in PLAIN:
+        values_N.copy_(x_N)
+        require_finite(values_N)
+        return size
+    require_finite(x_N)
+    scales_B = section(view, HEADER_BYTES, _blocks(x_N.numel()), torch.float32)
+    values_N.copy_(_quantised(x_N, _LEVELS[wire], scales_B))
+    return size
+
+
+def begin_dense(view: memoryview, wire: str, elements: int) -> tuple[Tensor, int]:
+    """All of a part but its values and scales. Returns where the values go, and the part's size."""
     size = dense_bytes(wire, elements)
     begin(view, wire, elements, size)
     at_values = _values_offset(wire, elements)
@@ -59,16 +73,13 @@ def pack_dense(view: memoryview, x_N: Tensor, wire: str) -> int:
     if wire in _LEVELS:
         clear(view, HEADER_BYTES + 4 * _blocks(elements), at_values)
     clear(view, at_values + values_N.nbytes, size)
-    if wire in _LEVELS:
-        if not is_finite(x_N):
-            raise JobFailed("not_finite", "what was to be sent is not finite")
-        scales_B = section(view, HEADER_BYTES, _blocks(elements), torch.float32)
-        values_N.copy_(_quantised(x_N, _LEVELS[wire], scales_B))
-    else:
-        values_N.copy_(x_N)
-        if not is_finite(values_N):
-            raise JobFailed("not_finite", "what was to be sent is not finite")
-    return size
+    return values_N, size
+
+
+def require_finite(x_N: Tensor) -> None:
+    """Raises JobFailed(not_finite)."""
+    if not is_finite(x_N):
+        raise JobFailed("not_finite", "what was to be sent is not finite")
 
 
 def unpack_dense(view: memoryview, wire: str, elements: int, *, copy: bool = True) -> Tensor:
@@ -76,11 +87,8 @@ def unpack_dense(view: memoryview, wire: str, elements: int, *, copy: bool = Tru
 
     copy: False if it may lie in the slot itself, and will neither be changed nor kept.
     """
-    check_header(view, wire, elements)
-    if len(view) != dense_bytes(wire, elements):
-        raise RemoteProtocolError("wrong_shape", f"{len(view)} bytes for {elements} coordinates")
-    raw_N = section(view, _values_offset(wire, elements), elements, _TYPES[wire])
-    if wire not in _LEVELS:
+    raw_N = values_as_sent(view, wire, elements)
+    if wire in PLAIN:
         if not is_finite(raw_N):
             raise RemoteProtocolError("not_finite", "received coordinates are not finite")
         return raw_N.to(torch.float32, copy=copy)
@@ -89,6 +97,15 @@ def unpack_dense(view: memoryview, wire: str, elements: int, *, copy: bool = Tru
     if not is_finite(scales_B) or bool((scales_B < 0).any() | (scales_B > scale_max).any()):
         raise RemoteProtocolError("not_finite", "scales are not finite and positive")
     return raw_N.float().mul_(_spread(scales_B, elements))
+
+
+def values_as_sent(view: memoryview, wire: str, elements: int) -> Tensor:
+    """The values of a part where they lie, in the type in which they came, and not looked at: of a
+    PLAIN wire they may not be finite. Raises RemoteProtocolError for another kind of part."""
+    check_header(view, wire, elements)
+    if len(view) != dense_bytes(wire, elements):
+        raise RemoteProtocolError("wrong_shape", f"{len(view)} bytes for {elements} coordinates")
+    return section(view, _values_offset(wire, elements), elements, _TYPES[wire])
 
 
 def rounded(x_N: Tensor, wire: str) -> Tensor:

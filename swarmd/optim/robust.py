@@ -58,11 +58,16 @@ def centre_of(x_GN: Tensor) -> Tensor:
     members = len(x_GN)
     if members <= 2:
         return x_GN.mean(dim=0)
-    rows = sorted_rows(x_GN)
-    return rows[(members - 1) // 2].lerp(rows[members // 2], 0.5)
+    return middle_of(list(x_GN))
 
 
-def sorted_rows(x_GN: Tensor) -> list[Tensor]:
+def middle_of(rows: Sequence[Tensor]) -> Tensor:
+    """The same of three members or more, one row each."""
+    rows = sorted_rows(rows)
+    return rows[(len(rows) - 1) // 2].lerp(rows[len(rows) // 2], 0.5)
+
+
+def sorted_rows(x_GN: Tensor | Sequence[Tensor]) -> list[Tensor]:
     """Each coordinate's values in ascending order: the g-th row has every coordinate's g-th.
 
     G rounds of exchanges between neighbours: members are few and coordinates very many, where a

@@ -11,12 +11,12 @@ from torch import Tensor
 from swarmd.errors import JobFailed
 from swarmd.optim.compress import pack_dense, rounded, unpack_dense
 from swarmd.optim.sparse import choose, pack_sparse, pack_topk, unpack_sparse, unpack_topk
-from swarmd.protocols import limits
 from swarmd.protocols.errors import RemoteProtocolError
 from swarmd.protocols.mix_parts import (
     BLOCK,
     CHUNK,
     DENSE_WIRES,
+    PART_BYTES_MAX,
     PartLayout,
     Wire,
     dense_bytes,
@@ -233,14 +233,14 @@ def test_any_sparse_bytes_give_finite_numbers_or_a_refusal(
     st.integers(1, 16),
     st.sampled_from([*(Wire(name) for name in DENSE_WIRES), Wire("fp32", 1 / 64)]),
 )
-def test_parts_cover_a_vector_once_and_fit_into_chunks(
+def test_parts_cover_a_vector_once_and_none_is_too_large(
     elements: int, members: int, wire: Wire
 ) -> None:
     layout = PartLayout(elements, wire, members)
     end = 0
     for part in (0, layout.count // 2, layout.count - 1):
-        assert layout.part_bytes(part) <= limits.CHUNK_BYTES
-        assert layout.mean_bytes_max(part) <= limits.CHUNK_BYTES
+        assert layout.part_bytes(part) <= PART_BYTES_MAX
+        assert layout.mean_bytes_max(part) <= PART_BYTES_MAX
         assert layout.size(part) >= 1
         end = layout.first(part) + layout.size(part)
     assert end == elements
@@ -254,3 +254,5 @@ def test_members_reduce_about_equally_much(members: int) -> None:
     for part in range(layout.count):
         shares[layout.primary(part, round_number=5)] += layout.size(part)
     assert max(shares) - min(shares) <= layout.part_elements
+    of_each = -(-layout.count // members)
+    assert max(shares) <= -(-1_000_000 // members) + of_each * BLOCK

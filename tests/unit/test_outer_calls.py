@@ -10,6 +10,7 @@ from compute_helpers import make_worker, small_run
 from outer_helpers import flat_weights, one_stage_run, train
 from torch import Tensor
 
+from swarmd.compute import in_cache
 from swarmd.compute.outer_state import FlatLayout, OuterState
 from swarmd.compute.stage_worker import StageWorker
 from swarmd.errors import JobFailed
@@ -387,6 +388,28 @@ def test_the_step_is_the_papers_with_momentum() -> None:
         delta = (xmix - x).bfloat16().float()
         x = x + delta - 0.7 * (dmix + 0.9 * momentum)
         torch.testing.assert_close(flat_weights(worker), x, rtol=0, atol=2e-4)
+
+
+def test_a_step_that_fails_in_its_last_block_has_changed_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(in_cache, "BLOCK_ELEMENTS", 500)
+    worker = make_worker(one_stage_run())
+    data, _ = run_call(worker, snapshot_call(0))
+    whole = Range(0, data["elements"])
+    train(worker, 0, 0)
+    state, rules = worker.outer, OuterRules(alpha=3.0, mu=0.9)
+    assert state is not None
+    before_N = state.start_of(whole).clone()
+    mean_N = torch.full((whole.count,), 0.25)
+    mean_N[-1] = 3e38
+    step = apply_call(rules, whole, NO_SLOT, usual_norm=0.0, members=2, resets=False, sent=True)
+    with pytest.raises(JobFailed, match="not be finite"):
+        run_call(worker, step, packed(mean_N))
+    assert torch.equal(state.start_of(whole), before_N)
+    assert state.momentum is None or not state.momentum.any()
+    run_call(worker, apply_own(rules, whole))
+    run_call(worker, commit_call(0))
 
 
 def test_a_reset_starts_from_the_groups_mean_without_momentum() -> None:
