@@ -72,6 +72,7 @@ class FaultPlan:
         self._limits = limits
         self._rng = cluster.world.rng_for("strikes")
         self._cuts: set[tuple[int, int]] = set()
+        self._leaving: set[int] = set()
         self.fired: Counter[str] = Counter()
         """What really happened, by name: nothing can be done to a process that is not there."""
         self.faults = sorted(faults, key=lambda fault: (fault.at_s, fault.kind, fault.who))
@@ -130,6 +131,10 @@ class FaultPlan:
             others = [peer.number for peer in peers if peer.is_running]
             others = others or [peer.number for peer in peers if peer.number != number]
             entries = self._rng.sample(others, min(ENTRIES, len(others)))
+            staying = [other for other in others if other not in self._leaving]
+            if staying and self._leaving.issuperset(entries):
+                entries[0] = staying[0]  # a link that names only those who leave leads nowhere
+            self._leaving.discard(number)
             self._cluster.start(number, entries)
 
     def _strike_leave(self, fault: Fault) -> bool:
@@ -138,6 +143,7 @@ class FaultPlan:
         for number in fault.who:
             if cluster.peers[number].answers and len(cluster.running()) > 2:
                 has_left = True
+                self._leaving.add(number)
                 cluster.command(number, "leave")
                 cluster.world.after(GOODBYE_S, cluster.crash, number)
                 away_s = fault.for_s + GOODBYE_S

@@ -173,8 +173,10 @@ class Network:
 
     def _dialled(self, source: int, target: int, why_not: str) -> None:
         self._dialling.discard((source, target))
-        if self.has_link(source, target) or self.is_reachable(source):
+        if self.has_link(source, target):
             return
+        if self.is_reachable(source):
+            why_not = "timeout"  # who is paused hears of it when it goes on; who is gone, never
         why_not = why_not or self.is_reachable(target)
         if why_not:
             self._tell(source, "dial_failed", target, why_not)

@@ -100,6 +100,15 @@ def test_dial_that_fails_says_why(why: str, after_s: float) -> None:
     assert [told[1:] for told in wire.told] == [(0, "dial_failed", 1, why)]
 
 
+def test_dial_of_a_peer_that_is_paused_when_it_ends_fails_and_is_told() -> None:
+    wire = Wire()
+    wire.network.dial(0, 1)
+    wire.network.is_reachable = lambda peer: "timeout" if peer == 0 else ""
+    wire.run(1.0)
+    assert [told[1:] for told in wire.told] == [(0, "dial_failed", 1, "timeout")]
+    assert not wire.network.has_link(1, 0)
+
+
 def test_end_of_a_process_is_noticed_soon_after_what_it_sent_last() -> None:
     wire = Wire().linked()
     wire.network.send(0, 1, "last words", 500_000)
