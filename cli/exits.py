@@ -16,7 +16,7 @@ from typing import Any
 
 import click
 
-from swarmd.cli.output import OutputFailed
+from swarmd.cli.output import OutputFailed, harmless
 from swarmd.errors import ComputeError, SwarmdError, UserError, code_and_hint
 from swarmd.units import BadValue
 
@@ -55,10 +55,10 @@ class Failure:
     """A bug: worth a traceback."""
 
     def lines(self) -> list[str]:
-        """For standard error."""
+        """For standard error. Names of files and peers stand in it, and they may hold anything."""
         shown = " ".join(self.message.split())
         lines = [f"swarmd: error: {shown} ({self.code})", *_last_stop(self.details)]
-        return [*lines, *([f"hint: {self.hint}"] if self.hint else [])]
+        return [harmless(line) for line in [*lines, *([f"hint: {self.hint}"] if self.hint else [])]]
 
 
 @contextlib.contextmanager

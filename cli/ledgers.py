@@ -23,7 +23,12 @@ def ledger_on_disk(session: Session, file: str | None, run: str | None) -> Ledge
         return None
     from swarmd.ledger_file import read_ledger, saved_ledger
 
-    return saved_ledger(session.home, run) if run is not None else read_ledger(Path(file or ""))
+    if run is None:
+        return read_ledger(Path(file or ""))
+    found = saved_ledger(session.home, run)
+    for one in found.passed_over:
+        session.printer.warn(f"{one.why}; what follows is of a checkpoint written before")
+    return found
 
 
 def asked_of_daemon(session: Session, what: str) -> dict[str, Any]:

@@ -160,7 +160,7 @@ class Printer:
         """Once a command, however often it is found."""
         if text not in self._warned:
             self._warned.add(text)
-            self.say(f"swarmd: warning: {text}")
+            self.say(f"swarmd: warning: {harmless(text)}")
 
     def error(self, lines: list[str]) -> None:
         """Never silent."""

@@ -37,7 +37,7 @@ _NAME = re.compile(r"stage-(\d+)-round-(\d+)")
 REPLACED = ".replaced"
 LOOKS_MAX = 100
 _PIECE_BYTES = 4 << 20
-_LEDGER_BYTES_MAX = 64 << 20
+LEDGER_BYTES_MAX = 64 << 20
 
 
 Tell = Callable[[Path, int], None]
@@ -96,7 +96,7 @@ class Checkpoint:
         """Encoded messages. Raises Corrupt or StoreError."""
         path = self.folder / LEDGER
         try:
-            bodies = msgpack.unpackb(read_bytes(path, bytes_max=_LEDGER_BYTES_MAX) or b"")
+            bodies = msgpack.unpackb(read_bytes(path, bytes_max=LEDGER_BYTES_MAX) or b"")
         except ValueError as error:
             raise Corrupt(path, f"is no msgpack: {error}") from None
         if not isinstance(bodies, list) or not all(isinstance(body, bytes) for body in bodies):
@@ -256,20 +256,23 @@ class CheckpointFolder:
             raise Corrupt(path, f"holds round {checkpoint.round} of stage {checkpoint.stage}")
         return checkpoint
 
-    def newest_ledger(self) -> Checkpoint | None:
-        """The last one written whose ledger is sound; states may be large and are not read.
+    def newest_ledger(self) -> tuple[Checkpoint | None, list[Unusable]]:
+        """The last one written whose ledger is sound, and the later ones that were passed over;
+        states may be large and are not read.
 
         Raises StoreError if the folder itself cannot be read.
         """
-        for name in reversed(self._names(None)):
+        unusable: list[Unusable] = []
+        for path in [self.path / name for name in reversed(self._names(None))]:
             try:
-                checkpoint = read_checkpoint(self.path / name)
+                checkpoint = self._read(path)
                 checkpoint.check(LEDGER)
-            except StoreError:
+            except StoreError as error:
+                if path.exists():  # a daemon may have made newer ones, and this may have made room
+                    unusable.append(Unusable(path, str(error)))
                 continue
-            if checkpoint.run_id == self.run_id:
-                return checkpoint
-        return None
+            return checkpoint, unusable
+        return None, unusable
 
     def _names(self, stage: int | None) -> list[str]:
         """Oldest first. Of all stages: in the order in which they were written."""
@@ -314,9 +317,12 @@ def read_checkpoint(folder: Path) -> Checkpoint:
 def size_and_hash(
     path: Path, file: BinaryIO | None = None, tell: Tell | None = None
 ) -> tuple[int, str]:
-    """file: what was opened at `path`, if it was. Raises StoreError."""
+    """file: what was opened at `path`, if it was. Raises StoreError; Corrupt for a pipe or device,
+    which might never end."""
     hasher, size = hashlib.blake2b(digest_size=32), 0
     try:
+        if file is None and path.exists() and not path.is_file():
+            raise Corrupt(path, "is not a file")
         with path.open("rb") if file is None else nullcontext(file) as opened:
             opened.seek(0)
             while piece := opened.read(_PIECE_BYTES):

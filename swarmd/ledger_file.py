@@ -10,6 +10,7 @@ the writer held in sum only are sums here, too, and carry no signature; `base` s
 
 from __future__ import annotations
 
+import stat
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ from pathlib import Path
 
 import msgpack
 
-from swarmd.checkpoints import LEDGER, CheckpointFolder
+from swarmd.checkpoints import LEDGER, LEDGER_BYTES_MAX, CheckpointFolder, Unusable
 from swarmd.errors import UserError
 from swarmd.home import Home
 from swarmd.identity import verify
@@ -41,6 +42,8 @@ class LedgerFile:
 
     run: RunConfig
     ledger: Ledger
+    passed_over: tuple[Unusable, ...] = ()
+    """Checkpoints that are later than this one and cannot be used."""
 
     @property
     def open_leases(self) -> int:
@@ -63,7 +66,7 @@ def dump_ledger(run_body: bytes, saved: Sequence[Message]) -> bytes:
 def read_ledger(path: Path) -> LedgerFile:
     """Raises UserError (exit 1) for a file that cannot be read or does not prove what it says."""
     with _proving(path):
-        plain = msgpack.unpackb(path.read_bytes())
+        plain = msgpack.unpackb(_body_of(path))
         if plain["format"] != FORMAT:
             raise ValueError(f"it is of the format {plain['format']!r}")
         run = run_from_canonical(plain["run"])
@@ -84,16 +87,38 @@ def saved_ledger(home: Home, name: str) -> LedgerFile:
             exit_code=2,
             hint="`swarmd run ls` lists the runs of this home",
         )
-    checkpoint = CheckpointFolder(home.checkpoints, source.config.run_id).newest_ledger()
+    folder = CheckpointFolder(home.checkpoints, source.config.run_id)
+    checkpoint, unusable = folder.newest_ledger()
     if checkpoint is None:
-        raise UserError(
-            f"this home has saved nothing of the run {source.config.name!r}",
-            code="ledger_unproved",
-            exit_code=1,
-            hint="a peer of a stage saves its ledger whenever a round begins",
-        )
+        raise _nothing_saved(source.config.name, unusable)
     with _proving(checkpoint.folder / LEDGER):
-        return LedgerFile(source.config, _proved(source.config, checkpoint.ledger()))
+        ledger = _proved(source.config, checkpoint.ledger())
+        return LedgerFile(source.config, ledger, tuple(unusable))
+
+
+def _nothing_saved(run_name: str, unusable: Sequence[Unusable]) -> UserError:
+    """Or what is cannot be used: that the newest says why."""
+    text = f"this home has saved nothing of the run {run_name!r}"
+    if unusable:
+        text = f"none of this home's checkpoints of the run {run_name!r} has a ledger that can be "
+        text += f"used, of {len(unusable)}; the last one: {unusable[0].why}"
+    return UserError(
+        text,
+        code="ledger_unproved",
+        exit_code=1,
+        hint="a peer of a stage saves its ledger whenever a round begins",
+    )
+
+
+def _body_of(path: Path) -> bytes:
+    """Raises OSError; ValueError for what is no file, or larger than a ledger can be."""
+    if not stat.S_ISREG(path.stat().st_mode):
+        raise ValueError("it is not a file")
+    with path.open("rb") as file:
+        body = file.read(LEDGER_BYTES_MAX + 1)
+    if len(body) > LEDGER_BYTES_MAX:
+        raise ValueError(f"it holds more than {LEDGER_BYTES_MAX} bytes")
+    return body
 
 
 def _proved(run: RunConfig, messages: Iterable[bytes]) -> Ledger:

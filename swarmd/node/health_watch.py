@@ -9,6 +9,7 @@ from __future__ import annotations
 import resource
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import trio
@@ -53,7 +54,8 @@ def hold_all(
         fix="swarmd debug inject --clear",
     )
     hold_disk(health, node)
-    hold_machine(health, status.resources.open_fds, shutil.disk_usage(node.life.home.data).free)
+    hold_data(health, node.life.home.data)
+    hold_machine(health, status.resources.open_fds, free_bytes(node.life.home.data))
     hold_rounds(health, status.last_round)
     hold_peers(health, rejected)
     addresses = [shown.addr for shown in status.peer.addresses]
@@ -94,6 +96,23 @@ def hold_disk(health: HealthBook, node: PeerNode) -> None:
     if code and code in BAD:
         text = f"the last checkpoint could not be written below {node.life.home.checkpoints}"
         health.hold(code, text, impact=impact, fix="make room, or move the data directory")
+
+
+def hold_data(health: HealthBook, data: Path) -> None:
+    """The next checkpoint makes it anew; what was in it is lost."""
+    if not data.is_dir():
+        health.hold(
+            "disk_error",
+            f"{data} is gone, and with it this peer's checkpoints",
+            impact="after a restart it would have to fetch its stage's state from others",
+            fix="if it was moved, put it back; else the next checkpoint makes it anew",
+        )
+
+
+def free_bytes(path: Path) -> int:
+    """Where it is, or would be."""
+    there = next(place for place in (path, *path.parents) if place.exists())
+    return shutil.disk_usage(there).free
 
 
 def hold_machine(health: HealthBook, open_fds: int | None, disk_free_bytes: int) -> None:

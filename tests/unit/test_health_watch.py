@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from swarmd.health import HealthBook, HealthItem
@@ -71,6 +73,19 @@ def test_machine_that_runs_short_is_told_before_it_is_out(
     assert "0.54 GB are free" in items(book)["disk_nearly_full"].text
     health_watch.hold_machine(book, None, 2 << 30)
     assert items(book) == {}, "unknown is no shortage"
+
+
+def test_data_folder_that_is_gone_is_told_and_its_disk_still_looked_at(
+    book: HealthBook, tmp_path: Path
+) -> None:
+    data = tmp_path / "home" / "data"
+    health_watch.hold_data(book, data)
+    assert items(book)["disk_error"].text == f"{data} is gone, and with it this peer's checkpoints"
+    assert health_watch.free_bytes(data) > 0
+    book.clear("disk_error")
+    data.mkdir(parents=True)
+    health_watch.hold_data(book, data)
+    assert items(book) == {}
 
 
 def test_newer_protocol_of_others_is_told(book: HealthBook) -> None:

@@ -1,16 +1,22 @@
 """A ledger on paper: real keys, real signatures, proved again by somebody who saw nothing of it."""
 
+import os
+from collections.abc import Callable
 from pathlib import Path
 
 import msgpack
 import pytest
 from corpus_helpers import data_run
 
+from swarmd import ledger_file
+from swarmd.checkpoints import CheckpointFolder
 from swarmd.errors import UserError
-from swarmd.home import find_home
+from swarmd.home import Home, find_home
+from swarmd.home_files import remember_run
 from swarmd.identity import Identity, load_or_create, verify
-from swarmd.ledger_file import dump_ledger, read_ledger
+from swarmd.ledger_file import dump_ledger, read_ledger, saved_ledger
 from swarmd.ledger_shown import contribution_shown, contributors
+from swarmd.protocols import wire
 from swarmd.protocols.audit import audit
 from swarmd.protocols.effects import Started
 from swarmd.protocols.ids import MicroBatchId, PeerId
@@ -89,6 +95,58 @@ def test_what_is_no_ledger_is_named(tmp_path: Path, body: bytes):
     assert caught.value.exit_code == 1
     with pytest.raises(UserError, match="No such file"):
         read_ledger(tmp_path / "nothing")
+
+
+@pytest.mark.parametrize("make", [Path.mkdir, os.mkfifo])
+def test_what_is_not_a_file_is_not_read(tmp_path: Path, make: Callable[[Path], None]):
+    make(tmp_path / "ledger")
+    with pytest.raises(UserError, match="it is not a file"):
+        read_ledger(tmp_path / "ledger")
+
+
+def test_more_than_a_ledger_can_be_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(ledger_file, "LEDGER_BYTES_MAX", 1_000)
+    (tmp_path / "ledger").write_bytes(bytes(1_001))
+    with pytest.raises(UserError, match="it holds more than 1000 bytes"):
+        read_ledger(tmp_path / "ledger")
+
+
+@pytest.fixture
+def home(book: LeaseBook, tmp_path: Path) -> Home:
+    """Three checkpoints of the run, with a ledger each."""
+    found = find_home(str(tmp_path / "home"))
+    remember_run(found, RUN, [], used_at="2026-11-30T00:00:00Z")
+    for number in (1, 2, 3):
+        state = tmp_path / "state"
+        state.write_bytes(b"weights")
+        checkpoints_of(found).keep(
+            state,
+            stage=0,
+            round_number=number,
+            step=number,
+            ledger=[wire.encode(message) for message in book.save()],
+        )
+    return found
+
+
+def checkpoints_of(home: Home) -> CheckpointFolder:
+    return CheckpointFolder(home.checkpoints, RUN.run_id)
+
+
+def test_spoilt_checkpoints_are_passed_over_and_named(home: Home):
+    folders = sorted(checkpoints_of(home).path.iterdir())
+    assert saved_ledger(home, RUN.run_id).passed_over == ()
+    (folders[2] / "manifest.json").write_text("x")
+    (folders[1] / "ledger.msgpack").unlink()
+    os.mkfifo(folders[1] / "ledger.msgpack")
+    found = saved_ledger(home, RUN.run_id)
+    why = {one.path: one.why for one in found.passed_over}
+    assert why.keys() == {folders[1], folders[2]}
+    assert "manifest.json: is no JSON" in why[folders[2]]
+    assert "ledger.msgpack: is not a file" in why[folders[1]]
+    (folders[0] / "ledger.msgpack").write_bytes(b"")
+    with pytest.raises(UserError, match=r"none of .*, of 3; the last one: .*stage-00-round"):
+        saved_ledger(home, RUN.run_id)
 
 
 def test_entries_of_another_key_are_refused(book: LeaseBook, tmp_path: Path):
