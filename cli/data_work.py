@@ -33,7 +33,12 @@ def tokenize(
         raise _exists(folder)
     found = parse_source(source)
     if found.folder is not None:
-        raise UserError(f"{source} has tokens already", code="usage", exit_code=2)
+        raise UserError(
+            f"{source} names tokens, and only texts can be tokenised",
+            code="usage",
+            exit_code=2,
+            hint='a run takes such a folder as it is: data = "tokens:DIR"',
+        )
     chosen = tokeniser_of(tokeniser, cache)
     folder = folder.absolute()
     last: list[Progress] = []

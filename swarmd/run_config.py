@@ -106,7 +106,8 @@ class InnerConfig:
     def __post_init__(self) -> None:
         require(self.kind in INNER_KINDS, "inner.kind", f"one of {INNER_KINDS}")
         require(self.lr > 0, "inner.lr", "must be positive")
-        require(0 <= self.beta1 < 1 and 0 <= self.beta2 < 1, "inner.beta1", "betas are in 0..1")
+        betas_fit = 0 <= self.beta1 < 1 and 0 <= self.beta2 < 1
+        require(betas_fit, "inner.beta1", "betas are from 0 to below 1")
         require(self.clip > 0, "inner.clip", "must be positive")
         require(self.warmup_steps >= 0, "inner.warmup_steps", "must not be negative")
         require(0 <= self.final_lr_ratio <= 1, "inner.final_lr_ratio", "is in 0..1")
@@ -134,8 +135,8 @@ class OuterConfig:
     """none or centered_clip."""
 
     def __post_init__(self) -> None:
-        require(0 < self.alpha <= 2, "outer.alpha", "is in 0..2")
-        require(0 <= self.mu < 1, "outer.mu", "is in 0..1")
+        require(0 < self.alpha <= 2, "outer.alpha", "is above 0, at most 2")
+        require(0 <= self.mu < 1, "outer.mu", "is from 0 to below 1")
         require(self.mix1_group >= 0, "outer.mix1_group", "must not be negative")
         require(self.mix2_group >= 0, "outer.mix2_group", "must not be negative")
         require(self.mix2_cover in ("all", "shallow"), "outer.mix2_cover", "all or shallow")
@@ -169,7 +170,7 @@ class DataConfig:
 
     def __post_init__(self) -> None:
         require(":" in self.source, "run.data", "has the form KIND:WHAT")
-        require(0 < self.held_out_share < 0.5, "data.held_out_share", "is in 0..0.5")
+        require(0 < self.held_out_share < 0.5, "data.held_out_share", "is above 0, below 0.5")
         require(self.held_out_sequences >= 1, "data.held_out_sequences", "must be at least 1")
         require(self.epochs >= 0, "run.data_epochs", "must not be negative")
         require(self.samples_total >= 0, "data.samples_total", "must not be negative")

@@ -54,9 +54,9 @@ def read_toml(path: Path) -> Document | None:
 
 
 def parse_toml(path: Path, body: bytes) -> Document:
-    """Raises UserError (exit 78) naming file and line."""
+    """Raises UserError (exit 78) naming file and line. A byte order mark in front is no text."""
     try:
-        text = body.decode()
+        text = body.decode().removeprefix("\ufeff")
     except UnicodeDecodeError as error:
         line = body[: error.start].count(b"\n") + 1
         raise bad_config(f"{path}:{line}", "is not UTF-8") from None

@@ -110,7 +110,7 @@ def tokenize(
     from swarmd.data.encoding import JOBS_MAX
 
     if not 0 < held_out_share < 0.5:
-        raise UserError("--held-out-share is in 0..0.5", code="usage", exit_code=2)
+        raise UserError("--held-out-share is above 0, below 0.5", code="usage", exit_code=2)
     if held_out_tokens < 1:
         raise UserError("--held-out-tokens is 1 at least", code="usage", exit_code=2)
     if not 1 <= jobs <= JOBS_MAX:
@@ -148,8 +148,10 @@ def train_tokenizer(
 ) -> None:
     """Learn a tokeniser (byte-pair encoding) from a source and write it to FILE."""
     from swarmd.cli import format as f
-    from swarmd.cli.data_work import train
+    from swarmd.cli.data_work import UserError, train
 
+    if not text_bytes:
+        raise UserError("--text 0 gives nothing to learn from", code="usage", exit_code=2)
     found = train(source, Path(file), vocab_size, text_bytes, session.printer.say)
     session.done(
         f"{f.count(found['vocab_size'])} tokens, learnt from {f.size(found['text_bytes'])}",

@@ -102,7 +102,8 @@ class JsonTokeniser:
         self._inner.encode_special_tokens = True
         self._inner.no_padding()
         self._inner.no_truncation()
-        self.vocab_size: int = self._inner.get_vocab_size()
+        # Ids may have gaps: what counts for a model and a type is the largest.
+        self.vocab_size: int = 1 + max(self._inner.get_vocab().values(), default=-1)
         self.dtype: DTypeLike = _smallest(self.vocab_size)
         ends = [self._inner.token_to_id(token) for token in END_TOKENS]
         known = [number for number in ends if number is not None]
