@@ -41,6 +41,8 @@ OUTERS = {
     "swarmd_one_mix": {"mix1_group": 1, "mix2_group": 0},
 }
 """System to the keys of [outer]."""
+FLOATS_MAX = 10**10
+"""A slip of the hand is told before anything is allocated: layers grow with it."""
 ROUNDS_BEFORE = {"swarmd": 7, "swarmd_one_mix": 7, "hivemind": 4}
 """Healthy ones: deadlines adapt after five. The first is not counted."""
 ROUNDS_AFTER = {"swarmd": 5, "swarmd_one_mix": 5, "hivemind": 2}

@@ -26,6 +26,7 @@ from typing import Any
 from swarmd.cli import format as f
 from swarmd.cli.output import Printer
 from swarmd.cli.training_process import Followed, Training
+from swarmd.errors import UserError
 from swarmd.json_record import render
 from swarmd.result_records import BenchQuality, QualityRow
 from swarmd.run_config import InvalidRun, RunConfig
@@ -170,7 +171,7 @@ class _Bench:
         self._followed = Followed()
         self._steps_done = self._steps_planned = 0
         self._begun_s = self._said_s = time.monotonic()
-        if results is not None and results.exists():
+        if results is not None:
             self._found = dict(_kept(results))
 
     def run(self, cases: Sequence[Case], jobs: int) -> None:
@@ -256,9 +257,25 @@ def _run_of(case: Case, cache: Path) -> RunConfig:
 
 
 def _kept(results: Path) -> Iterator[tuple[Case, dict[str, Any]]]:
-    for line in results.read_text(encoding="utf-8").splitlines():
-        kept = json.loads(line)
-        yield Case(**kept["case"]), kept["found"]
+    """The file is there afterwards, so that hours of training do not end without a place."""
+    try:
+        with results.open("a+", encoding="utf-8") as file:
+            file.seek(0)
+            lines = file.read().splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        text = error.strerror if isinstance(error, OSError) else "it is no text"
+        raise UserError(f"--results {results}: {text}", code="usage", exit_code=2) from None
+    for number, line in enumerate(lines, start=1):
+        try:
+            kept = json.loads(line)
+            yield Case(**kept["case"]), kept["found"]
+        except (ValueError, KeyError, TypeError):
+            raise UserError(
+                f"--results {results}, line {number}: no result of this command",
+                code="usage",
+                exit_code=2,
+                hint="take a file of its own, or remove that line",
+            ) from None
 
 
 # ------------------------------------------------------------------------------------------- table

@@ -27,7 +27,7 @@ import msgpack
 
 from swarmd.errors import Corrupt, StoreError
 from swarmd.protocols.saved_states import name_of_saved
-from swarmd.store import read_bytes, read_json, store_error, sync, write_json
+from swarmd.store import check_is_file, read_bytes, read_json, store_error, sync, write_json
 
 FORMAT = 1
 KEPT = 3
@@ -321,8 +321,8 @@ def size_and_hash(
     which might never end."""
     hasher, size = hashlib.blake2b(digest_size=32), 0
     try:
-        if file is None and path.exists() and not path.is_file():
-            raise Corrupt(path, "is not a file")
+        if file is None:
+            check_is_file(path)
         with path.open("rb") if file is None else nullcontext(file) as opened:
             opened.seek(0)
             while piece := opened.read(_PIECE_BYTES):

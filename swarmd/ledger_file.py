@@ -10,7 +10,8 @@ the writer held in sum only are sums here, too, and carry no signature; `base` s
 
 from __future__ import annotations
 
-import stat
+import errno
+import os
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ from pathlib import Path
 import msgpack
 
 from swarmd.checkpoints import LEDGER, LEDGER_BYTES_MAX, CheckpointFolder, Unusable
-from swarmd.errors import UserError
+from swarmd.errors import Corrupt, StoreError, UserError
 from swarmd.home import Home
 from swarmd.identity import verify
 from swarmd.protocols import wire
@@ -31,6 +32,7 @@ from swarmd.protocols.messages import Message
 from swarmd.protocols.messages.ledger import LedgerTotals, LedgerUpdate
 from swarmd.run_config import InvalidRun, RunConfig, run_from_canonical
 from swarmd.run_source import resolve_run
+from swarmd.store import check_is_file, read_bytes
 
 FORMAT = "swarmd.ledger/1"
 NOBODY = PeerId("")
@@ -111,13 +113,11 @@ def _nothing_saved(run_name: str, unusable: Sequence[Unusable]) -> UserError:
 
 
 def _body_of(path: Path) -> bytes:
-    """Raises OSError; ValueError for what is no file, or larger than a ledger can be."""
-    if not stat.S_ISREG(path.stat().st_mode):
-        raise ValueError("it is not a file")
-    with path.open("rb") as file:
-        body = file.read(LEDGER_BYTES_MAX + 1)
-    if len(body) > LEDGER_BYTES_MAX:
-        raise ValueError(f"it holds more than {LEDGER_BYTES_MAX} bytes")
+    """Raises StoreError; Corrupt for what is no file, or larger than a ledger can be."""
+    check_is_file(path)
+    body = read_bytes(path, bytes_max=LEDGER_BYTES_MAX)
+    if body is None:
+        raise StoreError(path, os.strerror(errno.ENOENT))
     return body
 
 
@@ -132,8 +132,10 @@ def _proved(run: RunConfig, messages: Iterable[bytes]) -> Ledger:
 def _proving(path: Path) -> Iterator[None]:
     try:
         yield
-    except OSError as error:
-        raise _unproved(path, f"cannot be read: {error.strerror or error}") from None
+    except Corrupt as error:
+        raise _unproved(path, error.text) from None
+    except StoreError as error:
+        raise _unproved(path, f"cannot be read: {error.text}") from None
     except (msgpack.UnpackException, msgpack.ExtraData):
         raise _unproved(path, "is no ledger") from None
     except (ValueError, KeyError, TypeError) as error:

@@ -22,6 +22,9 @@ MODEL_SIZES_MAX = {
 }
 """Far above any model there is; a slip of the hand is told before anything is allocated."""
 
+INTEGER_MAX = (1 << 53) - 1
+"""What every reader of JSON holds exactly; far below what the wire and a generator's seed bear."""
+
 
 class InvalidRun(ValueError):
     """A RunConfig that contradicts itself. `key` is the dotted name in a run file."""
@@ -35,6 +38,11 @@ class InvalidRun(ValueError):
 def require(condition: bool, key: str, text: str) -> None:
     if not condition:
         raise InvalidRun(key, text)
+
+
+def check_integer(value: int, key: str) -> None:
+    """Any integer, whatever it means."""
+    require(abs(value) <= INTEGER_MAX, key, f"is beyond {INTEGER_MAX}, the largest that is taken")
 
 
 def check_model_size(name: str, size: int) -> None:

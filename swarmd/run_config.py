@@ -12,6 +12,7 @@ from __future__ import annotations
 import hashlib
 import math
 from dataclasses import asdict, dataclass, fields, is_dataclass
+from itertools import chain
 from typing import Any, get_type_hints
 
 import msgpack
@@ -22,6 +23,7 @@ from swarmd.protocols.run_shape import RunShape
 from swarmd.run_checks import (
     MODEL_SIZES_MAX,
     InvalidRun,
+    check_integer,
     check_model_size,
     check_name,
     check_operators,
@@ -377,6 +379,8 @@ def _convert(kind: Any, value: Any, where: str) -> Any:
         return float(value)
     if kind in (int, str, bool):
         require(type(value) is kind, where, f"must be of type {kind.__name__}")
+        if kind is int:
+            check_integer(value, where)
         return value
     require(isinstance(value, (list, tuple)), where, "must be a list")
     if kind == tuple[str, ...]:
@@ -391,6 +395,8 @@ def _convert(kind: Any, value: Any, where: str) -> Any:
         where,
         "must be a list of [first, last]",
     )
+    for number in chain.from_iterable(pairs):
+        check_integer(number, where)
     return tuple(pairs)
 
 

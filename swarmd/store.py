@@ -88,6 +88,13 @@ def read_bytes(path: Path, *, bytes_max: int = JSON_BYTES_MAX) -> bytes | None:
     return body
 
 
+def check_is_file(path: Path) -> None:
+    """Raises Corrupt for a pipe or device, which might never end, or a folder. What is not there
+    passes: that is told when it is opened."""
+    if path.exists() and not path.is_file():
+        raise Corrupt(path, "is not a file")
+
+
 def read_json(path: Path) -> Any:
     """None if there is no such file. Raises StoreError; Corrupt if it is no JSON."""
     body = read_bytes(path)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -225,11 +226,17 @@ def mix(
     over all peers. swarmd_one_mix: one average in float32, which is what hivemind's averager does;
     that one is measured too if an interpreter that has it is named.
     """
-    from swarmd.cli.bench_mix import CASES, MixBench, measure_mix, systems_of
+    from swarmd.cli.bench_mix import CASES, FLOATS_MAX, MixBench, measure_mix, systems_of
 
     chosen = tuple(systems_of(systems, hivemind_python))
     if "hivemind" in chosen and hivemind_python is None:
         raise UserError("hivemind needs --hivemind-python", code="usage", exit_code=2)
+    if hivemind_python is not None and shutil.which(hivemind_python) is None:
+        text = f"--hivemind-python {hivemind_python} is no program"
+        raise UserError(text, code="usage", exit_code=2)
+    if max(floats) > FLOATS_MAX:
+        text = f"--floats {max(floats)} is more than {FLOATS_MAX}"
+        raise UserError(text, code="usage", exit_code=2)
     wanted = tuple(case for case in CASES if case in cases or "all" in cases)
     bench = MixBench(floats, peers, wanted, chosen, hivemind_python, patience_s)
     return measure_mix(session.printer, bench)

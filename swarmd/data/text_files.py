@@ -209,9 +209,15 @@ def _lines(stream: BinaryIO, path: Path) -> Iterator[str]:
 def _field_of(line: str, field: str, where: str) -> str:
     try:
         value = json.loads(line)
-    except (ValueError, RecursionError) as error:
+    except json.JSONDecodeError as error:
         raise DataMissing(f"{where} is not JSON: {error}", path=where) from None
+    except ValueError:  # Python turns no more than some thousand digits into a number
+        raise DataMissing(f"{where} has a number of too many digits", path=where) from None
+    except RecursionError:
+        raise DataMissing(f"{where} is nested too deeply", path=where) from None
     text = value.get(field) if isinstance(value, dict) else None
+    if text is None and isinstance(value, dict) and field in value:
+        return ""
     if not isinstance(text, str):
         raise DataMissing(f"{where} has no text in the field {field!r}", path=where)
     return text

@@ -143,6 +143,19 @@ def test_hivemind_without_its_interpreter_is_refused(home: Home) -> None:
     assert "--hivemind-python" in done.err
 
 
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ("--system hivemind --hivemind-python /nowhere/python", "/nowhere/python is no program"),
+        ("--system swarmd --floats 1000000000000000", "--floats 1000000000000000 is more than"),
+    ],
+)
+def test_what_cannot_be_measured_is_refused_at_once(home: Home, words: str, says: str) -> None:
+    done = swarmd(*f"bench mix {words}".split(), home=home)
+    assert done.code == 2
+    assert says in done.err
+
+
 @pytest.mark.process
 def test_three_peers_mix_and_two_go_on_when_one_is_killed(home: Home) -> None:
     words = "bench mix --floats 50000 --peers 3 --case killed --system swarmd --json"

@@ -86,6 +86,26 @@ def test_axes_that_cannot_be_are_refused(home: Home, flag: str, value: str, says
     assert says in done.err
 
 
+@pytest.mark.parametrize("body", ["no json\n", "{}\n", '{"case": {"width": 1}, "found": {}}\n'])
+def test_a_file_with_other_things_in_it_is_no_place_for_results(
+    home: Home, tmp_path: Path, body: str
+) -> None:
+    results = tmp_path / "results"
+    results.write_text(body)
+    done = swarmd("bench", "quality", "--results", str(results), home=home)
+    assert done.code == 2
+    assert f"{results}, line 1" in done.err
+    assert results.read_text() == body
+
+
+def test_a_place_for_results_that_is_nowhere_is_told_before_the_training(
+    home: Home, tmp_path: Path
+) -> None:
+    done = swarmd("bench", "quality", "--results", str(tmp_path / "no" / "where"), home=home)
+    assert done.code == 2
+    assert "No such file or directory" in done.err
+
+
 @pytest.mark.process
 @pytest.mark.slow
 def test_results_are_kept_and_not_computed_again(home: Home, tmp_path: Path) -> None:

@@ -155,6 +155,8 @@ def test_a_tokeniser_smaller_than_was_asked_for_says_so(home: Home, tmp_path: Pa
     [
         (("train-tokenizer", "text:in.txt", "t.json", "--vocab-size", "999999999"), "--vocab-size"),
         (("train-tokenizer", "text:in.txt", "t.json", "--vocab-size", "10"), "--vocab-size"),
+        (("train-tokenizer", "text:in.txt", "t.json", "--text", "0"), "--text 0"),
+        (("tokenize", "tokens:nowhere", "tokens"), "tokens:nowhere names tokens, and only texts"),
         (("tokenize", "text:in.txt", "tokens", "--held-out-tokens", "-5"), "--held-out-tokens"),
         (("tokenize", "text:in.txt", "tokens", "--held-out-share", "nan"), "--held-out-share"),
     ],

@@ -108,6 +108,7 @@ def test_a_text_of_one_line_is_cut_between_characters(tmp_path_factory, characte
 
 def test_jsonl_takes_the_field_and_names_the_line(tmp_path):
     lines = [json.dumps({"text": "one", "id": 1}), "", json.dumps({"text": "two"})]
+    lines.append(json.dumps({"text": None}))
     (tmp_path / "a.jsonl").write_text("\n".join(lines) + "\n")
     found = documents(f"jsonl:{tmp_path}/*.jsonl#text")
     assert [(document.name, document.content) for document in found] == [
@@ -122,6 +123,19 @@ def test_a_jsonl_line_without_the_text_is_named(tmp_path, line):
     with pytest.raises(DataMissing) as caught:
         documents(f"jsonl:{tmp_path}/a.jsonl#text")
     assert "a.jsonl, line 2" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("rest", "says"),
+    [
+        ("9" * 10_000, "has a number of too many digits"),
+        ("[" * 100_000 + "]" * 100_000, "is nested too deeply"),
+    ],
+)
+def test_json_that_is_too_much_is_not_called_something_else(tmp_path, rest, says):
+    (tmp_path / "a.jsonl").write_text(f'{{"text": "fine", "other": {rest}}}\n')
+    with pytest.raises(DataMissing, match=f"line 1 {says}"):
+        documents(f"jsonl:{tmp_path}/a.jsonl#text")
 
 
 def test_a_link_that_leads_nowhere_is_named_and_not_passed_over(tmp_path):

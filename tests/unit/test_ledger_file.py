@@ -100,14 +100,14 @@ def test_what_is_no_ledger_is_named(tmp_path: Path, body: bytes):
 @pytest.mark.parametrize("make", [Path.mkdir, os.mkfifo])
 def test_what_is_not_a_file_is_not_read(tmp_path: Path, make: Callable[[Path], None]):
     make(tmp_path / "ledger")
-    with pytest.raises(UserError, match="it is not a file"):
+    with pytest.raises(UserError, match="is not a file"):
         read_ledger(tmp_path / "ledger")
 
 
 def test_more_than_a_ledger_can_be_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(ledger_file, "LEDGER_BYTES_MAX", 1_000)
     (tmp_path / "ledger").write_bytes(bytes(1_001))
-    with pytest.raises(UserError, match="it holds more than 1000 bytes"):
+    with pytest.raises(UserError, match="holds more than 1000 bytes"):
         read_ledger(tmp_path / "ledger")
 
 

@@ -230,3 +230,11 @@ def test_data_that_are_not_here_are_named(folder: Path) -> None:
     with pytest.raises(UserError, match="nowhere") as caught:
         load(folder, GOOD + f"data = 'text:{folder}/nowhere/*'\n")
     assert (caught.value.code, caught.value.exit_code) == ("data_missing", 78)
+
+
+@pytest.mark.parametrize("key", ["seed", "inner_steps"])
+def test_an_integer_that_no_machine_could_bear_is_named(folder: Path, key: str) -> None:
+    text = f'[run]\nname = "x"\npreset = "tiny"\ndata = "text:{folder}/text/*.txt"\n'
+    with pytest.raises(UserError, match=f"run.toml:5: run.{key}: is beyond") as caught:
+        load(folder, f"{text}{key} = {10**22}\n")
+    assert caught.value.exit_code == 78

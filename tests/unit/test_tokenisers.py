@@ -142,6 +142,16 @@ def test_a_vocabulary_without_an_end_is_a_user_error(tokeniser, tmp_path):
         tokeniser_of(str(tmp_path / "t.json"), tmp_path)
 
 
+def test_ids_with_gaps_need_the_room_of_the_largest(tokeniser, tmp_path):
+    plain = json.loads(tokeniser.body)
+    vocab = plain["model"]["vocab"]
+    vocab[max(vocab, key=vocab.get)] = 100_000
+    (tmp_path / "t.json").write_text(json.dumps(plain))
+    found = tokeniser_of(str(tmp_path / "t.json"), tmp_path)
+    assert found.vocab_size == 100_001
+    assert np.dtype(found.dtype).itemsize == 4
+
+
 def test_a_run_file_names_a_path_and_the_run_its_hash(source, tokeniser, tmp_path):
     path = tmp_path / "t.json"
     path.write_bytes(tokeniser.body)

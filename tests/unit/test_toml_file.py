@@ -112,3 +112,11 @@ def test_what_is_rendered_reads_back(section: dict[str, object]) -> None:
 
 def test_inline_table_reads_back() -> None:
     assert tomllib.loads("a = " + literal({"min": 1, "max": 2})) == {"a": {"min": 1, "max": 2}}
+
+
+def test_a_byte_order_mark_is_no_text(tmp_path: Path) -> None:
+    file = tmp_path / "run.toml"
+    file.write_bytes(b"\xef\xbb\xbf[run]\nname = 1\n")
+    found = read_toml(file)
+    assert found is not None
+    assert found.values == {"run": {"name": 1}}
