@@ -10,6 +10,8 @@ each other without a pause; a round is one tiny inner step and the mixes:
 After some healthy rounds one peer is struck in the middle of a round. `seconds_per_round` of such a
 case is the longest round that the others then had, `seconds_per_round_after` the median of those
 that followed. Nobody tells the others what happened: there is no membership in this measurement.
+Survivors need not end alike with one mix: Mix2 averages what a round has added, and what the strike
+left apart is Mix1's to bring together.
 """
 
 from __future__ import annotations

@@ -263,7 +263,7 @@ def _kept(results: Path) -> Iterator[tuple[Case, dict[str, Any]]]:
             file.seek(0)
             lines = file.read().splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        text = error.strerror if isinstance(error, OSError) else "it is no text"
+        text = (isinstance(error, OSError) and error.strerror) or "it is no file of text"
         raise UserError(f"--results {results}: {text}", code="usage", exit_code=2) from None
     for number, line in enumerate(lines, start=1):
         try:

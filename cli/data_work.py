@@ -29,8 +29,7 @@ def tokenize(
     say: Callable[[str], None],
 ) -> dict[str, Any]:
     """Write a folder of tokens. Returns what `swarmd.done` says of it."""
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise _exists(folder)
+    _refuse_what_is_there(folder)
     found = parse_source(source)
     if found.folder is not None:
         raise UserError(
@@ -54,6 +53,7 @@ def tokenize(
             if not index.train_tokens:
                 raise _nothing_left(source, index, recipe)
             os.chmod(made, 0o755)
+            _refuse_what_is_there(folder)
             put_in_place(made, folder)
     return {
         "source": f"tokens:{folder}",
@@ -105,6 +105,12 @@ def _nothing_left(source: str, index: Index, recipe: Recipe) -> DataMissing:
         hint=f"give more text, or hold out fewer than {recipe.held_out_tokens_min} tokens "
         "(--held-out-tokens)",
     )
+
+
+def _refuse_what_is_there(folder: Path) -> None:
+    """Before the work, and once more after it: somebody else may have been faster."""
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise _exists(folder)
 
 
 def _exists(path: Path) -> UserError:

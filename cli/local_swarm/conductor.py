@@ -24,7 +24,8 @@ from swarmd.cli.local_swarm.view import PeerView, SwarmView
 TURN_S = 0.25
 """A quarter of a second: the live view's refresh, and how late an event may be."""
 START_S_MAX = 60.0
-"""From the first peer's start to its run link. Generous: a slow machine is no fault."""
+"""From the first peer's start to its run link, and from there to the swarm's first step. Generous:
+a slow machine is no fault."""
 STALL_S = 30.0
 """Without a step anywhere and no event to come, there is nothing left to wait for. Twice the
 `stall_after_s` of local runs, so that the peers' own explanation is there first. Time for which the
@@ -216,8 +217,12 @@ class Conductor:
             state.outcome == "not_reached" and state.event.at_s is not None for state in self.events
         )
         thawing = any(peer.frozen_until_s is not None for peer in self.processes.peers)
-        self.stalled = not pending and not thawing and self._stood_still_s() >= STALL_S
+        self.stalled = not pending and not thawing and self._stood_still_s() >= self._patience_s
         return self.timed_out or self.stalled
+
+    @property
+    def _patience_s(self) -> float:
+        return STALL_S if self._last_step > 0 else START_S_MAX
 
     def _move(self) -> None:
         self._moved_s, self._starvation = self.elapsed_s, None

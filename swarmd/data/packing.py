@@ -11,10 +11,11 @@ from __future__ import annotations
 import errno
 import fcntl
 import hashlib
+import os
 import shutil
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from swarmd.data.documents import DataMissing
@@ -90,12 +91,38 @@ def _open_if_sound(folder: Path) -> Packed | None:
 
 @contextmanager
 def aside(parent: Path) -> Iterator[Path]:
-    """A folder beside the right place, to be put there by `put_in_place` or else gone."""
+    """A folder beside the right place, to be put there by `put_in_place` or else gone.
+
+    Its maker holds it locked, so what lies there unlocked is of somebody who was killed: it goes.
+    """
+    for left_over in parent.glob(f"{ASIDE_PREFIX}*"):
+        with _locked(left_over) as is_ours:
+            if is_ours:
+                shutil.rmtree(left_over, ignore_errors=True)
     folder = Path(tempfile.mkdtemp(prefix=ASIDE_PREFIX, dir=parent))
     try:
-        yield folder
+        with _locked(folder):
+            yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[bool]:
+    """Whether we have it: false if somebody else has, or it is gone by now."""
+    try:
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    except OSError:
+        yield False
+        return
+    is_ours = False
+    try:
+        with suppress(OSError):
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            is_ours = True
+        yield is_ours
+    finally:
+        os.close(descriptor)
 
 
 def put_in_place(made: Path, folder: Path) -> None:
@@ -122,12 +149,10 @@ def reporting_store_errors(folder: Path) -> Iterator[None]:
 
 @contextmanager
 def _only_packer(parent: Path) -> Iterator[None]:
-    """Hold the cache's lock. Whoever has it may remove what lies aside: its maker is gone."""
+    """Hold the cache's lock."""
     parent.mkdir(parents=True, exist_ok=True)
     with (parent / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        for left_over in parent.glob(f"{ASIDE_PREFIX}*"):
-            shutil.rmtree(left_over, ignore_errors=True)
         yield
 
 

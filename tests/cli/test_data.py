@@ -14,6 +14,7 @@ from command_line import swarmd
 from corpus_helpers import data_run, write_texts
 
 from swarmd.checkpoints import LEDGER, CheckpointFolder
+from swarmd.data.packing import aside
 from swarmd.home import Home
 from swarmd.home_files import remember_run
 from swarmd.identity import load_or_create, verify
@@ -89,6 +90,37 @@ def parquet_body() -> bytes:
     parquet.write_table(arrow.table({"text": ["some text"] * 100}), sink)
     body: bytes = sink.getvalue().to_pybytes()
     return body
+
+
+def test_what_a_killed_tokenize_left_goes_and_what_another_holds_stays(
+    home: Home, tmp_path: Path
+) -> None:
+    source = write_texts(tmp_path / "in")
+    place = tmp_path / "out"
+    place.mkdir()
+    (place / ".aside-killed").mkdir()
+    with aside(place) as held:
+        words = ("data", "tokenize", source, str(place / "tokens"), "--held-out-tokens", "49")
+        done = swarmd(*words, home=home)
+        assert done.code == 0, done.err
+        assert sorted(place.iterdir()) == [held, place / "tokens"]
+
+
+def test_of_two_that_write_to_one_place_the_second_is_refused(
+    home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "tokens"
+
+    def meanwhile(path: Path, mode: int) -> None:
+        folder.mkdir()
+        (folder / "there").write_text("mine")
+
+    monkeypatch.setattr("swarmd.cli.data_work.os.chmod", meanwhile)
+    words = ("data", "tokenize", write_texts(tmp_path / "in"), str(folder))
+    refused = swarmd(*words, "--held-out-tokens", "49", home=home)
+    assert refused.code == 2
+    assert "is there already" in refused.err
+    assert [path.name for path in folder.iterdir()] == ["there"]
 
 
 TEXT = b"some text that is long enough\n" * 200

@@ -9,7 +9,7 @@ import pytest
 from command_line import swarmd
 
 from swarmd.cli.local_swarm import conductor, render, starvation
-from swarmd.cli.local_swarm.conductor import STALL_S, Conductor
+from swarmd.cli.local_swarm.conductor import STALL_S, START_S_MAX, Conductor
 from swarmd.cli.local_swarm.plan import LocalPlan
 from swarmd.cli.local_swarm.starvation import SHARE_MAX, Starvation
 from swarmd.home import Home
@@ -65,9 +65,9 @@ class _Starves:
         return 0.9
 
 
-def test_swarm_on_a_machine_that_gives_it_no_time_is_not_called_stuck(
-    home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def swarm(home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Conductor:
+    """Of two peers, not started."""
     plans: list[LocalPlan] = []
 
     def run(plan: LocalPlan, show: Any) -> Any:
@@ -76,7 +76,20 @@ def test_swarm_on_a_machine_that_gives_it_no_time_is_not_called_stuck(
 
     monkeypatch.setattr("swarmd.cli.commands.local._run", run)
     swarmd("local", "--peers", "2", "--dir", tmp_path / "swarm", home=home)
-    swarm = Conductor(plans[0], lambda at_s, line: None, lambda at_s, view: None)
+    return Conductor(plans[0], lambda at_s, line: None, lambda at_s, view: None)
+
+
+def test_swarm_has_longer_for_its_first_step_than_for_the_next(swarm: Conductor) -> None:
+    assert swarm._patience_s == START_S_MAX
+    swarm._last_step = 0
+    assert swarm._patience_s == START_S_MAX, "it was looked at, and nothing is done yet"
+    swarm._last_step = 1
+    assert swarm._patience_s == STALL_S
+
+
+def test_swarm_on_a_machine_that_gives_it_no_time_is_not_called_stuck(
+    swarm: Conductor, monkeypatch: pytest.MonkeyPatch
+) -> None:
     swarm.started_s -= STALL_S + 1.0
     assert swarm._stood_still_s() >= STALL_S
     swarm._move()
