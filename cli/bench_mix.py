@@ -39,10 +39,11 @@ Case = Literal["healthy", "frozen", "killed"]
 CASES: tuple[Case, ...] = ("healthy", "frozen", "killed")
 STRIKES = {"frozen": signal.SIGSTOP, "killed": signal.SIGKILL}
 OUTERS = {
-    "swarmd": {"mix1_group": 0, "mix2_group": 0},
+    "swarmd": {"mix1_group": 0, "mix2_group": 0, "mix1_blocking": True},
     "swarmd_one_mix": {"mix1_group": 1, "mix2_group": 0},
 }
-"""System to the keys of [outer]."""
+"""System to the keys of [outer]. Nothing is computed behind which Mix1 could hide, so it is waited
+for: a tiny inner phase would otherwise cut it off, and most of a long vector stay unmixed."""
 FLOATS_MAX = 10**10
 """A slip of the hand is told before anything is allocated: layers grow with it."""
 ROUNDS_BEFORE = {"swarmd": 7, "swarmd_one_mix": 7, "hivemind": 4}
