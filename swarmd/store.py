@@ -89,9 +89,13 @@ def read_bytes(path: Path, *, bytes_max: int = JSON_BYTES_MAX) -> bytes | None:
 
 
 def check_is_file(path: Path) -> None:
-    """Raises Corrupt for a pipe or device, which might never end, or a folder. What is not there
-    passes: that is told when it is opened."""
-    if path.exists() and not path.is_file():
+    """Raises Corrupt for a pipe or device, which might never end, or a folder; StoreError where it
+    cannot be looked at. What is not there passes: that is told when it is opened."""
+    try:
+        is_other = path.exists() and not path.is_file()
+    except OSError as error:
+        raise store_error(path, error) from error
+    if is_other:
         raise Corrupt(path, "is not a file")
 
 

@@ -104,6 +104,11 @@ def test_what_is_not_a_file_is_not_read(tmp_path: Path, make: Callable[[Path], N
         read_ledger(tmp_path / "ledger")
 
 
+def test_a_name_that_no_file_can_have_is_told_as_that(tmp_path: Path):
+    with pytest.raises(UserError, match="cannot be read: File name too long"):
+        read_ledger(tmp_path / ("x" * 300))
+
+
 def test_more_than_a_ledger_can_be_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(ledger_file, "LEDGER_BYTES_MAX", 1_000)
     (tmp_path / "ledger").write_bytes(bytes(1_001))
