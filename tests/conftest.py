@@ -6,6 +6,7 @@ import os
 
 import hypothesis
 import pytest
+from idle_clock import IdleClock
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 """Spinning OpenMP threads on few cores slow everything; set before anybody imports torch."""
@@ -33,3 +34,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if left_out:
         config.hook.pytest_deselected(items=left_out)
         items[:] = [item for item in items if not item.get_closest_marker("slow")]
+
+
+@pytest.fixture
+def idle_clock() -> IdleClock:
+    """For a swarm in the test's own process."""
+    return IdleClock()

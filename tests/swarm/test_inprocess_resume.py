@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 import trio
+from idle_clock import IdleClock
 from inprocess_runs import run_over, write_text
 from inprocess_swarm import InProcessPeer, InProcessSwarm, in_process_swarm
 from safetensors.torch import load_file
@@ -66,9 +67,7 @@ def alone(folder: Path, **changes: Any) -> RunConfig:
     ],
 )
 async def test_a_single_peer_that_is_killed_and_resumed_has_the_very_losses_of_one_that_was_not(
-    text_folder: Path,
-    tmp_path: Path,
-    outer: OuterConfig,
+    text_folder: Path, tmp_path: Path, outer: OuterConfig, idle_clock: IdleClock
 ) -> None:
     torch.set_num_threads(1)
     run = alone(text_folder, outer=outer)
@@ -98,8 +97,7 @@ async def test_a_single_peer_that_is_killed_and_resumed_has_the_very_losses_of_o
 
 
 async def test_a_swarm_whose_peers_are_all_killed_goes_on_from_the_newest_common_round(
-    text_folder: Path,
-    tmp_path: Path,
+    text_folder: Path, tmp_path: Path, idle_clock: IdleClock
 ) -> None:
     torch.set_num_threads(1)
     run = run_over(text_folder, total_steps=30)
@@ -129,8 +127,7 @@ async def test_a_swarm_whose_peers_are_all_killed_goes_on_from_the_newest_common
 
 
 async def test_a_swarm_that_lacks_a_stage_waits_for_it_and_says_so(
-    text_folder: Path,
-    tmp_path: Path,
+    text_folder: Path, tmp_path: Path, idle_clock: IdleClock
 ) -> None:
     torch.set_num_threads(1)
     run = run_over(text_folder, peers_min=2, total_steps=30)

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 import trio
+from idle_clock import IdleClock
 from inprocess_runs import write_text
 from inprocess_swarm import InProcessSwarm, in_process_swarm
 
@@ -68,7 +69,7 @@ async def train(swarm: InProcessSwarm, stages: int, replicas: int = 1) -> None:
 
 @pytest.mark.parametrize("stages", [1, 2, 4])
 async def test_one_micro_batch_in_flight_equals_the_plain_loop_step_for_step(
-    stages: int, text_folder: Path, tmp_path: Path
+    stages: int, text_folder: Path, tmp_path: Path, idle_clock: IdleClock
 ) -> None:
     torch.set_num_threads(1)
     run = run_over(text_folder, stages)
@@ -87,7 +88,7 @@ async def test_one_micro_batch_in_flight_equals_the_plain_loop_step_for_step(
 
 
 async def test_replicas_share_the_work_and_every_micro_batch_ends_once(
-    text_folder: Path, tmp_path: Path
+    text_folder: Path, tmp_path: Path, idle_clock: IdleClock
 ) -> None:
     run = run_over(text_folder, 2, wire="int8", peers=4)
     async with in_process_swarm(run, tmp_path) as swarm:
@@ -99,7 +100,9 @@ async def test_replicas_share_the_work_and_every_micro_batch_ends_once(
             assert peer.machine.work.progress(trio.current_time())["micro_batches"] > 0
 
 
-async def test_a_killed_replica_costs_no_micro_batch(text_folder: Path, tmp_path: Path) -> None:
+async def test_a_killed_replica_costs_no_micro_batch(
+    text_folder: Path, tmp_path: Path, idle_clock: IdleClock
+) -> None:
     run = dataclasses.replace(run_over(text_folder, 2, peers=4), total_steps=40)
     async with in_process_swarm(run, tmp_path) as swarm:
         for number in range(4):
@@ -115,13 +118,14 @@ async def test_a_killed_replica_costs_no_micro_batch(text_folder: Path, tmp_path
 
 
 async def test_a_joiner_fetches_the_state_of_a_replica_and_trains(
-    text_folder: Path, tmp_path: Path
+    text_folder: Path, tmp_path: Path, idle_clock: IdleClock
 ) -> None:
     run = dataclasses.replace(run_over(text_folder, 2), total_steps=400)
     async with in_process_swarm(run, tmp_path) as swarm:
         for number in range(2):
             await swarm.start(f"p{number}", number)
-        while swarm.peers["p0"].machine.work.round < 1:
+        elder = swarm.peers["p0"].machine.membership
+        while elder.record.round < 1:  # it says so: a newcomer sees that the run has begun
             await trio.sleep(0.02)
         joiner = await swarm.start("late", None)
         while not joiner.machine.work.progress(trio.current_time()).get("micro_batches"):

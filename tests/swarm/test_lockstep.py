@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 from compute_helpers import small_run
+from idle_clock import IdleClock
 from inprocess_runs import write_text
 from inprocess_swarm import in_process_swarm
 from outer_helpers import flat_weights
@@ -116,7 +117,7 @@ def worker_of(backend: InlineBackend) -> StageWorker:
 
 @pytest.mark.parametrize("mixing", MIXINGS)
 async def test_a_swarm_ends_with_the_weights_that_lockstep_has(
-    mixing: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    mixing: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, idle_clock: IdleClock
 ) -> None:
     torch.set_num_threads(1)
     run = run_over_text(tmp_path / "text", outer=MIXINGS[mixing])
