@@ -49,9 +49,10 @@ FLOATS_MAX = 10**10
 ROUNDS_BEFORE = {"swarmd": 7, "swarmd_one_mix": 7, "hivemind": 4}
 """Healthy ones: deadlines adapt after five. The first is not counted."""
 ROUNDS_AFTER = {"swarmd": 5, "swarmd_one_mix": 5, "hivemind": 2}
-_LINE = "{:<16} {:>9} {:<8} {:>9} {:>9} {:>7} {:>10} {:>9} {:>7}"
+_LINE = "{:<16} {:>9} {:<8} {:>9} {:>9} {:>7} {:>7} {:>10} {:>9} {:>7}"
 HEADINGS = (
-    "SYSTEM", "FLOATS", "CASE", "S/ROUND", "AFTER", "FAILED", "PROCESSES", "RSS", "AGREE",
+    "SYSTEM", "FLOATS", "CASE", "S/ROUND", "AFTER", "FAILED", "PARTIAL", "PROCESSES", "RSS",
+    "AGREE",
 )  # fmt: skip
 
 
@@ -156,6 +157,8 @@ class _Watch:
     """Of each peer, when its rounds ended."""
     failed: int = 0
     """Rounds of survivors that averaged nothing."""
+    partial: int = 0
+    """And that averaged a part: a peer was missing, or what a peer had of the vector."""
     digests: dict[int, str] = field(default_factory=dict)
     sizes: list[TreeSize] = field(default_factory=list)
     _struck: int | None = None
@@ -196,6 +199,7 @@ class _Watch:
         if "round" in line:
             self.ended_s[number].append(line["at_s"])
             self.failed += line["outcome"] == "skipped"
+            self.partial += line["outcome"] == "partial"
         elif "digest" in line:
             self.digests[number] = line["digest"]
 
@@ -214,6 +218,7 @@ class _Watch:
             seconds_per_round=seconds,
             seconds_per_round_after=after,
             rounds_failed=self.failed,
+            rounds_partial=self.partial,
             processes_per_peer=statistics.mean(size.processes for size in self.sizes),
             rss_bytes_per_peer=round(statistics.mean(known)) if known else None,
             survivors_agree=len({self.digests[number] for number in self._survivors}) == 1,
@@ -267,6 +272,7 @@ def _line(row: MixRow) -> str:
         f.number(row.seconds_per_round, 2),
         f.number(row.seconds_per_round_after, 2),
         str(row.rounds_failed),
+        str(row.rounds_partial),
         f.number(row.processes_per_peer, 0),
         f.size(row.rss_bytes_per_peer),
         "yes" if row.survivors_agree else "no",

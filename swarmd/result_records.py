@@ -175,6 +175,9 @@ class MixRow:
     seconds_per_round_after: float | None = None
     rounds_failed: int = 0
     """Of survivors, that averaged nothing."""
+    rounds_partial: int = 0
+    """Of survivors, that averaged a part: without somebody, or not the whole vector. A strike costs
+    everybody one; more, or any in a healthy case, and the seconds are not those of whole rounds."""
     processes_per_peer: float | None = None
     rss_bytes_per_peer: int | None = None
     survivors_agree: bool | None = None

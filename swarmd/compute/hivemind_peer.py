@@ -63,7 +63,8 @@ def main() -> int:
         except Exception as error:  # whatever went wrong, the step has failed: that is the result
             print(repr(error), file=sys.stderr, flush=True)
             group = None
-        outcome = "committed" if group else "skipped"
+        whole = "committed" if group and len(group) == options.peers else "partial"
+        outcome = whole if group else "skipped"
         tell(round=number, outcome=outcome, included=len(group or ()), at_s=time.monotonic())
     with averager.get_tensors() as tensors:
         body = tensors[0].numpy().tobytes()

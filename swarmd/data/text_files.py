@@ -215,12 +215,10 @@ def _field_of(line: str, field: str, where: str) -> str:
         raise DataMissing(f"{where} has a number of too many digits", path=where) from None
     except RecursionError:
         raise DataMissing(f"{where} is nested too deeply", path=where) from None
-    text = value.get(field) if isinstance(value, dict) else None
-    if text is None and isinstance(value, dict) and field in value:
-        return ""
-    if not isinstance(text, str):
+    row = value if isinstance(value, dict) else {}
+    if field not in row or not isinstance(row[field], str | None):
         raise DataMissing(f"{where} has no text in the field {field!r}", path=where)
-    return text
+    return row[field] or ""
 
 
 def _folder_without_wildcards(pattern: str) -> Path:

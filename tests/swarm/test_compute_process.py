@@ -32,7 +32,7 @@ from swarmd.node.process_backend import ProcessBackend
 from swarmd.node.spare_worker import SpareWorker
 from swarmd.node.worker_life import WorkerLimits
 from swarmd.protocols.jobs import Job, StageCall
-from swarmd.worker_spawn import spawn_worker
+from swarmd.worker_spawn import KEEPS_MEMORY, spawn_worker
 
 pytestmark = pytest.mark.process
 
@@ -398,6 +398,29 @@ async def test_the_lifeline_alone_ends_a_worker() -> None:
     spawned = spawn_worker(pool.fd)
     spawned.close_lifeline()
     await wait_until_gone(spawned.process.pid, 10)  # it first has to be up
+    assert spawned.process.wait() == 0
+    spawned.control.close()
+    os.close(spawned.log_fd)
+    pool.close()
+
+
+async def test_a_worker_keeps_memory_for_its_next_step_unless_the_user_says_how(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    trim, mmap = KEEPS_MEMORY
+    monkeypatch.delenv(trim, raising=False)
+    monkeypatch.setenv(mmap, "4096")
+    pool = SlotPool([(4096, 1)])
+    spawned = spawn_worker(pool.fd)
+    told = Path(f"/proc/{spawned.process.pid}/environ")
+    with trio.fail_after(60):
+        while not told.read_bytes():  # the system is still putting the new program in place
+            await trio.sleep(0.01)
+    found = told.read_bytes().split(b"\0")
+    assert f"{trim}={KEEPS_MEMORY[trim]}".encode() in found
+    assert f"{mmap}=4096".encode() in found
+    spawned.close_lifeline()
+    await wait_until_gone(spawned.process.pid, 10)
     assert spawned.process.wait() == 0
     spawned.control.close()
     os.close(spawned.log_fd)

@@ -117,12 +117,20 @@ def test_jsonl_takes_the_field_and_names_the_line(tmp_path):
     ]
 
 
-@pytest.mark.parametrize("line", ["{", '"text"', '{"other": "x"}', '{"text": 3}'])
+@pytest.mark.parametrize(
+    "line", ["{", '"text"', "null", '["text"]', '{"other": "x"}', '{"text": 3}']
+)
 def test_a_jsonl_line_without_the_text_is_named(tmp_path, line):
     (tmp_path / "a.jsonl").write_text('{"text": "fine"}\n' + line + "\n")
     with pytest.raises(DataMissing) as caught:
         documents(f"jsonl:{tmp_path}/a.jsonl#text")
     assert "a.jsonl, line 2" in str(caught.value)
+
+
+def test_numbers_that_json_does_not_know_beside_the_text_are_borne(tmp_path):
+    """Python writes them, and only the text is used."""
+    (tmp_path / "a.jsonl").write_text('{"text": "fine", "loss": NaN, "most": -Infinity}\n')
+    assert contents(f"jsonl:{tmp_path}/a.jsonl#text") == [b"fine"]
 
 
 @pytest.mark.parametrize(
