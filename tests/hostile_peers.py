@@ -68,7 +68,7 @@ async def say_on_control(host: Any, address: str, *pieces: bytes) -> Any:
     await connect(host, address)
     stream = await host.new_stream(info.peer_id, [CONTROL])
     await stream.write(Hello(plane="control", nonce=os.urandom(8), window_bytes=1 << 20).encode())
-    with trio.fail_after(5):
+    with trio.fail_after(30):
         await stream.read(65_536)
     for piece in pieces:
         try:

@@ -305,7 +305,7 @@ class TransportContract:
         begun_s = trio.current_time()
         pair.a.transport.dial(pair.b.peer_id, [dead, *pair.b.transport.addresses()])
         assert await pair.a.next() == LinkOpened(pair.b.peer_id)
-        assert trio.current_time() - begun_s < 2.0
+        assert trio.current_time() - begun_s < 3.5, "it was not waited for until its deadline"
 
     async def test_another_peer_at_the_address_is_a_wrong_id(self, pair: Pair) -> None:
         addresses = self.without_id(pair.b.transport.addresses())

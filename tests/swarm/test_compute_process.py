@@ -119,7 +119,7 @@ async def test_a_worker_killed_in_the_middle_of_a_job_is_lost_at_once(
     ) as outcome:
         killed_s = trio.current_time()
         os.kill(pid, signal.SIGKILL)
-    assert trio.current_time() - killed_s < 2
+    assert trio.current_time() - killed_s < WorkerLimits().silence_s / 2, "not by its silence"
     assert outcome.loss is not None
     assert outcome.loss.code == "worker_died"
     assert "SIGKILL" in outcome.loss.text
@@ -138,7 +138,7 @@ async def test_an_idle_worker_that_dies_is_noticed_too(make_backend: MakeBackend
     backend.on_lost = lambda loss: told.set()
     await backend.start()
     os.kill(pid_of(backend), signal.SIGKILL)
-    with trio.fail_after(2):
+    with trio.fail_after(12):
         await told.wait()
     with pytest.raises(ComputeLost):
         await backend.submit(forward(0))
@@ -314,7 +314,7 @@ async def test_closing_is_bounded_even_in_the_middle_of_a_job(
     async with submitted(backend, hang(tmp_path / "mark"), tmp_path / "mark") as outcome:
         asked_s = trio.current_time()
         await backend.aclose()
-        assert trio.current_time() - asked_s < 2
+        assert trio.current_time() - asked_s < 10, "and the job would never have ended"
     assert outcome.loss is not None
     assert outcome.loss.code == "cancelled"
     assert not is_running(pid)

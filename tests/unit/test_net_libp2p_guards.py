@@ -190,14 +190,14 @@ async def test_a_start_and_a_stop_take_little_time() -> None:
     async with trio.open_nursery() as nursery:
         side = await Peers(nursery).start()
         await side.transport.aclose()
-    assert trio.current_time() - begun_s < 1.0
+    assert trio.current_time() - begun_s < 4.0, "nothing in it waits for a deadline"
 
 
 # ----------------------------------------------------------------------------------------- dialling
 
 
 async def test_a_silent_listener_costs_its_deadline_and_is_a_timeout(peers: Peers) -> None:
-    side = await peers.start(limits=LinkLimits(dial_each_s=0.5))
+    side = await peers.start(limits=LinkLimits(dial_each_s=0.5, hello_s=20.0))
     other = await peers.start()
     with socket.socket() as silent:
         silent.bind(("127.0.0.1", 0))
@@ -206,7 +206,7 @@ async def test_a_silent_listener_costs_its_deadline_and_is_a_timeout(peers: Peer
         begun_s = trio.current_time()
         side.transport.dial(other.peer_id, [address])
         assert await side.next() == DialEnded(other.peer_id, {address: "timeout"})
-        assert trio.current_time() - begun_s < 1.5
+        assert trio.current_time() - begun_s < 4.0, "the deadline of the dial, and no other one"
 
 
 async def test_each_dead_address_is_named_with_its_own_cause(peers: Peers) -> None:
@@ -238,7 +238,7 @@ async def test_a_restarted_peer_is_dialled_at_once_also_on_another_port(peers: P
     begun_s = trio.current_time()
     side.transport.dial(again.peer_id, [*old, *again.transport.addresses()])
     assert await side.next() == LinkOpened(again.peer_id)
-    assert trio.current_time() - begun_s < 1.0
+    assert trio.current_time() - begun_s < LinkLimits().dial_each_s, "nothing was waited for"
 
 
 async def test_a_full_peer_serves_as_many_as_it_may_and_tells_the_others(peers: Peers) -> None:
@@ -287,7 +287,7 @@ async def test_sixty_cancelled_writes_leave_the_connection_whole() -> None:
                     await sink.send([os.urandom(200_000)])
             sink.close_now()
             mark = os.urandom(10)
-            with trio.fail_after(5):
+            with trio.fail_after(30):
                 await echo.send([mark])
                 back = bytearray(10)
                 await echo.receive_into(memoryview(back))
@@ -302,7 +302,7 @@ async def test_a_cancelled_read_leaves_the_stream_usable() -> None:
             await echo.receive_into(memoryview(bytearray(10)))
         await echo.send([b"0123456789"])
         back = bytearray(10)
-        with trio.fail_after(5):
+        with trio.fail_after(30):
             await echo.receive_into(memoryview(back))
         assert back == b"0123456789"
 

@@ -247,7 +247,7 @@ async def test_sixty_cancelled_sends_leave_the_connection_whole() -> None:
                     while True:
                         await near.send([block])
                         sent += 1
-            with trio.fail_after(5):
+            with trio.fail_after(30):
                 while len(got) < sent * 16:
                     await trio.sleep(0.01)
             # Every 256 KiB end in an x: not one byte is missing or doubled.
@@ -270,7 +270,7 @@ async def test_a_frozen_peer_is_given_up_also_when_an_outer_deadline_has_passed(
         with pytest.raises(CarrierEnded) as ended:
             await send_without_end()
         assert ended.value.cause == "stalled"
-        assert trio.current_time() - begun_s < 2.0
+        assert trio.current_time() - begun_s < 8.0, "its own deadline, not the one of every carrier"
 
 
 async def test_a_changed_record_is_a_loss_and_the_tensor_arrives_over_another_connection(
@@ -282,7 +282,7 @@ async def test_a_changed_record_is_a_loss_and_the_tensor_arrives_over_another_co
         told = pair.a.send_payload(pair.b, b"t", data, Priority.STATE)
         assert await pair.b.take() == data
         assert spoiled
-        with trio.fail_after(5):
+        with trio.fail_after(30):
             while told.said != [True]:
                 await trio.sleep(0.01)
         assert pair.a.transport.statistics()[0].path == "direct"
@@ -347,7 +347,7 @@ async def test_two_hundred_silent_strangers_do_not_keep_a_neighbour_out(pair: Pa
     port = parse_address(pair.b.transport.bulk_addresses()[0]).port
     held = [await raw_to(port) for _ in range(200)]
     pair.a.send_payload(pair.b, b"t", b"data", Priority.PIPELINE)
-    with trio.fail_after(2):
+    with trio.fail_after(20):
         assert await pair.b.take() == b"data"
     assert pair.a.statistics(pair.b).bulk_carrier == "tls"
     assert pair.b.transport.counters()["half_open_evicted"] >= 100
