@@ -1,6 +1,6 @@
 """Many seeds: drawn networks, drawn clocks, drawn faults; no rule is broken, and all come to rest.
 
-How many: SWARMD_SIM_SEEDS (60) of the coordinator. A failing one prints the command that repeats
+How many: SWARMD_SIM_SEEDS (200) of the coordinator. A failing one prints the command that repeats
 it. Whole peers cost some thirty times as much: here a few small swarms, and with --slow large ones
 (SWARMD_WHOLE_SEEDS of them). docs/lab.md says what longer runs found.
 """
@@ -21,7 +21,7 @@ import pytest
 from swarmd.sim.run import OK, SimOptions, SimResult, Simulation, run
 from swarmd.sim.scenarios import SCENARIOS
 
-SEEDS = int(os.environ.get("SWARMD_SIM_SEEDS", "60"))
+SEEDS = int(os.environ.get("SWARMD_SIM_SEEDS", "200"))
 FIRST_SEED = int(os.environ.get("SWARMD_SIM_FIRST_SEED", "0"))
 WHOLE_SEEDS = int(os.environ.get("SWARMD_WHOLE_SEEDS", "4"))
 CHUNKS = 100
