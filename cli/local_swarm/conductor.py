@@ -32,6 +32,8 @@ STALL_S = 30.0
 machine gave the peers no processor does not count."""
 LOOK_S = 5.0
 """After so long without a step it is looked at whether the peers starve."""
+SILENT_S_MIN = 5.0
+"""A peer that has not answered for so long is named for it, and not for what it waited for then."""
 STOP_GRACE_S = 30.0
 """The local `drain_deadline_s` and `stop_grace_s`, and what a busy machine adds."""
 
@@ -185,14 +187,17 @@ class Conductor:
         if peer.frozen_until_s is not None and self.elapsed_s >= peer.frozen_until_s:
             control.signal_group(peer, signal.SIGCONT)
             peer.frozen_until_s = None
-        if view.is_running and peer.frozen_until_s is None:
+        is_asked = view.is_running and peer.frozen_until_s is None
+        if is_asked:
             status = control.status_of(peer.home)
         else:
             status = control.last_status_of(peer.home) if not view.is_running else None
         if status is not None:
-            view.status = status
+            view.status, view.silent_since_s = status, None
             restarts = view.get("resources.worker_restarts") or 0
             self.worker_restarts[peer.name] = restarts
+        elif is_asked and view.silent_since_s is None:
+            view.silent_since_s = self.elapsed_s
 
     def _note_progress(self) -> None:
         progress = max((peer.step for peer in self.view.peers), default=0)
@@ -246,6 +251,9 @@ class Conductor:
 
     def _waiting_for(self, number: int) -> str:
         view = self.view.peers[number]
+        since_s = view.silent_since_s
+        if view.is_running and since_s is not None and self.elapsed_s - since_s >= SILENT_S_MIN:
+            return f"has not answered for {self.elapsed_s - since_s:.0f} s"
         code, for_s = view.get("reason.code"), view.get("reason.for_s")
         if code in (None, "training", "run_complete"):
             return ""

@@ -31,6 +31,8 @@ class PeerView:
     stage: int | None
     status: StatusDict | None = None
     is_running: bool = False
+    silent_since_s: float | None = None
+    """It runs, and has not answered since."""
 
     def get(self, path: str) -> Any:
         return dig(self.status, path)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +11,7 @@ import pytest
 from command_line import swarmd
 
 from swarmd.cli.local_swarm import conductor, render, starvation
-from swarmd.cli.local_swarm.conductor import STALL_S, START_S_MAX, Conductor
+from swarmd.cli.local_swarm.conductor import SILENT_S_MIN, STALL_S, START_S_MAX, Conductor
 from swarmd.cli.local_swarm.plan import LocalPlan
 from swarmd.cli.local_swarm.starvation import SHARE_MAX, Starvation
 from swarmd.home import Home
@@ -85,6 +87,21 @@ def test_swarm_has_longer_for_its_first_step_than_for_the_next(swarm: Conductor)
     assert swarm._patience_s == START_S_MAX, "it was looked at, and nothing is done yet"
     swarm._last_step = 1
     assert swarm._patience_s == STALL_S
+
+
+@pytest.mark.process
+def test_peer_that_does_not_answer_is_named_for_it(swarm: Conductor) -> None:
+    peer = swarm._add_peer()
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
+        peer.process = process
+        swarm._look_at(peer)
+        assert swarm._waiting_for(0) == "", "it may be about to"
+        swarm.started_s -= SILENT_S_MIN
+        swarm._look_at(peer)
+        assert swarm._waiting_for(0) == "has not answered for 5 s"
+        process.communicate()
+    swarm._look_at(peer)
+    assert swarm._waiting_for(0) == "", "it has ended, which is told elsewhere"
 
 
 def test_swarm_on_a_machine_that_gives_it_no_time_is_not_called_stuck(
