@@ -25,11 +25,12 @@ from swarmd.protocols.effects import Priority
 
 async def main(options: dict[str, str]) -> None:
     store = HeapStore()
+    silence_s = float(options.get("silence_s", 8.0))
     transport = SwarmTransport(
         bytes.fromhex(options.get("seed", "")) or os.urandom(32),
         [f"/ip4/127.0.0.1/tcp/{options.get('port', 0)}"],
         store,
-        limits=LinkLimits(silence_s=float(options.get("silence_s", 8.0))),
+        limits=LinkLimits(dial_each_s=20.0, hello_s=20.0, silence_s=silence_s),
     )
 
     async def run(task_status: Any = trio.TASK_STATUS_IGNORED) -> None:

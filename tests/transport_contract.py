@@ -17,6 +17,7 @@ import trio
 
 from swarmd.errors import Backpressure, LinkClosed
 from swarmd.net.heap_store import HeapStore
+from swarmd.net.link import LinkLimits
 from swarmd.net.link_transport import LinkTransport
 from swarmd.net.swarm_transport import SwarmTransport
 from swarmd.net.transport import (
@@ -104,6 +105,9 @@ class Pair:
         assert await self.b.next() == LinkOpened(self.a.peer_id)
 
 
+PATIENT = LinkLimits(dial_each_s=20.0, hello_s=20.0)
+"""For links that are to come about: on a crowded machine that takes seconds."""
+
 MakeTransport = Callable[[HeapStore], LinkTransport]
 
 
@@ -133,7 +137,10 @@ def loopback_pair(store_bytes: int = 1 << 30) -> AbstractAsyncContextManager[Pai
     seeds = count()
     return running_pair(
         lambda store: SwarmTransport(
-            blake2b(b"%d" % next(seeds), digest_size=32).digest(), ["/ip4/127.0.0.1/tcp/0"], store
+            blake2b(b"%d" % next(seeds), digest_size=32).digest(),
+            ["/ip4/127.0.0.1/tcp/0"],
+            store,
+            limits=PATIENT,
         ),
         store_bytes=store_bytes,
     )

@@ -10,13 +10,14 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import trio
 from hostile_peers import connect, push_unread, say_on_control, stock_host, strangers
-from transport_contract import Side, pattern
+from transport_contract import PATIENT, Side, pattern
 
 from swarmd.net import stream_carrier, tls_bulk
 from swarmd.net.addresses import parse_address
@@ -81,9 +82,8 @@ async def child(**options: object) -> AsyncIterator[Child]:
 @asynccontextmanager
 async def us(silence_s: float = SILENCE_S) -> AsyncIterator[Side]:
     store = HeapStore()
-    transport = SwarmTransport(
-        os.urandom(32), ["/ip4/127.0.0.1/tcp/0"], store, limits=LinkLimits(silence_s=silence_s)
-    )
+    limits = replace(PATIENT, silence_s=silence_s)
+    transport = SwarmTransport(os.urandom(32), ["/ip4/127.0.0.1/tcp/0"], store, limits=limits)
 
     async def run(task_status: Any = trio.TASK_STATUS_IGNORED) -> None:
         await transport.run(task_status=task_status)

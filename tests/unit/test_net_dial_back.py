@@ -13,7 +13,7 @@ from typing import Any
 import msgpack
 import pytest
 import trio
-from transport_contract import Pair, running_pair
+from transport_contract import PATIENT, Pair, running_pair
 
 from swarmd.net import swarm_transport
 from swarmd.net.dial_back import LENGTH, RECHECK_S, DialBackServer, Reachability
@@ -37,6 +37,7 @@ async def asking_pair(**first: Any) -> AsyncIterator[Pair]:
             ["/ip4/127.0.0.1/tcp/0"],
             store,
             asks_back=True,
+            limits=PATIENT,
             **(first if number == 0 else {}),
         )
 

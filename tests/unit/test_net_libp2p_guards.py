@@ -7,6 +7,7 @@ import os
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from hashlib import blake2b
 from itertools import count
 from pathlib import Path
@@ -23,7 +24,7 @@ from hostile_peers import (
     strangers,
 )
 from libp2p.network.exceptions import SwarmException
-from transport_contract import Side, pattern
+from transport_contract import PATIENT, Side, pattern
 
 import swarmd.net
 from swarmd.net import libp2p_host
@@ -57,7 +58,7 @@ class Peers:
         listen_on: str = LOOPBACK,
         *,
         seed: bytes | None = None,
-        limits: LinkLimits | None = None,
+        limits: LinkLimits = PATIENT,
         bulk_port: int | None = 0,
     ) -> Side:
         seed = seed or blake2b(b"guard %d" % next(_seeds), digest_size=32).digest()
@@ -210,7 +211,7 @@ async def test_a_silent_listener_costs_its_deadline_and_is_a_timeout(peers: Peer
 
 
 async def test_each_dead_address_is_named_with_its_own_cause(peers: Peers) -> None:
-    side, other, third = [await peers.start(limits=LinkLimits(dial_each_s=2)) for _ in range(3)]
+    side, other, third = [await peers.start() for _ in range(3)]
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         refused = f"/ip4/127.0.0.1/tcp/{free.getsockname()[1]}"
@@ -242,7 +243,7 @@ async def test_a_restarted_peer_is_dialled_at_once_also_on_another_port(peers: P
 
 
 async def test_a_full_peer_serves_as_many_as_it_may_and_tells_the_others(peers: Peers) -> None:
-    side = await peers.start(limits=LinkLimits(links_max=3))
+    side = await peers.start(limits=replace(PATIENT, links_max=3))
     others = [await peers.start() for _ in range(8)]
     for other in others:
         other.transport.dial(side.peer_id, side.transport.addresses())

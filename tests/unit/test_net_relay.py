@@ -13,7 +13,7 @@ import pytest
 import trio
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from transport_contract import Side
+from transport_contract import PATIENT, Side
 
 from swarmd.net import relay
 from swarmd.net.addresses import ip_address
@@ -64,6 +64,7 @@ async def three_peers(host: str = "127.0.0.1") -> AsyncIterator[Three]:
                 store,
                 announce=[nobodys_address(host)] if hidden else (),
                 bulk_port=None if hidden else 0,
+                limits=PATIENT,
             )
             await nursery.start(lambda task_status, t=transport: t.run(task_status=task_status))
             sides.append(Side(transport, store))

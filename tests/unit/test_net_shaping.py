@@ -10,7 +10,7 @@ from itertools import count
 
 import pytest
 import trio
-from transport_contract import Pair, running_pair
+from transport_contract import PATIENT, Pair, running_pair
 
 from swarmd.net.shaping import BURST_S, Bend, Caps, DelayLine, Path, TokenBucket, bend_of
 from swarmd.net.swarm_transport import SwarmTransport
@@ -178,6 +178,7 @@ def loopback(next_shape):  # type: ignore[no-untyped-def]
             LISTEN,
             store,
             shape=next_shape(),
+            limits=PATIENT,
         )
     )
 

@@ -13,14 +13,13 @@ from dataclasses import dataclass
 import pytest
 import trio
 from tcp_proxy import tcp_proxy
-from transport_contract import Pair, Side, loopback_pair, pattern, running_pair
+from transport_contract import PATIENT, Pair, Side, loopback_pair, pattern, running_pair
 
 from swarmd.net import tls_bulk
 from swarmd.net.addresses import parse_address
 from swarmd.net.certificates import make_certificate
 from swarmd.net.frames import HEADER, OPEN, Hello, Kind, frame
 from swarmd.net.libp2p_host import peer_id_of_seed
-from swarmd.net.link import LinkLimits
 from swarmd.net.shaping import Caps
 from swarmd.net.sockets import RawStream
 from swarmd.net.swarm_transport import SwarmTransport
@@ -465,7 +464,7 @@ async def mixed_pair() -> AsyncIterator[Pair]:
             ["/ip4/127.0.0.1/tcp/0"],
             store,
             bulk_port=next(ports),
-            limits=LinkLimits(),
+            limits=PATIENT,
         )
     ) as pair:
         yield pair

@@ -13,7 +13,7 @@ from itertools import count
 import pytest
 import trio
 from cutting_proxy import cutting_proxy
-from transport_contract import Pair, running_pair
+from transport_contract import PATIENT, Pair, running_pair
 
 from swarmd.net.addresses import ip_address
 from swarmd.net.heap_store import HeapStore
@@ -34,6 +34,7 @@ async def pair_on(host: str, *, bulk_is_dead: bool = False) -> AsyncIterator[Pai
             [str(ip_address(host, 0))],
             store,
             announce_bulk=[str(ip_address(host, _free_port(host)))] if bulk_is_dead else (),
+            limits=PATIENT,
         )
 
     async with running_pair(make) as pair:
