@@ -1,6 +1,9 @@
 """Whose mixes came too late, whose were refused: each offence told and counted once.
 
 Who broke a rule is left out for some rounds by those who saw it themselves, for longer each time.
+Messages of another round are refused and told like any other, but no offence the first time: who
+was frozen or cut off goes on with what was right when it fell silent, and knows better in the next
+round. Who still has not learned it then is no sleeper.
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ from swarmd.protocols.mix_group import LATE
 from swarmd.protocols.reducer import CLIPPED
 from swarmd.protocols.round_surroundings import Surroundings
 
+STALE = "wrong_round"
 REMEMBERED_MAX = 1_024
 """Offences; then the oldest rounds' are forgotten, and could be told a second time."""
 
@@ -28,6 +32,8 @@ class MixConduct:
         self.rejected_total = 0
         self.late_in_round = 0
         self.rejected_in_round = 0
+        self._stale_in: dict[PeerId, int] = {}
+        """Whose messages were of another round, and our round when they last were."""
         self.offences: Counter[PeerId] = Counter()
         self.counts: Counter[tuple[PeerId, str]] = Counter()
         """Peer and code to in how many rounds."""
@@ -60,8 +66,14 @@ class MixConduct:
             return
         self.rejected_total += 1
         self.rejected_in_round += 1
+        if code == STALE and self._just_woke(peer, round_number):
+            return
         self.offences[peer] += 1
         self._around.catch(peer, round_number, code, self.offences[peer])
+
+    def _just_woke(self, peer: PeerId, round_number: int) -> bool:
+        before, self._stale_in[peer] = self._stale_in.get(peer), round_number
+        return before is None or before < round_number - 1
 
     def _is_new(self, round_number: int, peer: PeerId, code: str) -> bool:
         key = (round_number, peer, code)

@@ -104,6 +104,26 @@ def test_a_frozen_replica_that_wakes_up_is_waited_for_again() -> None:
     assert world.disagreement() < 1e-6
 
 
+@pytest.mark.parametrize("seconds", [8.0, 12.0])
+@pytest.mark.parametrize("moment_s", [6.06, 6.08])
+def test_who_slept_for_rounds_is_mixed_with_again_in_the_first_that_it_is_awake_for(
+    moment_s: float, seconds: float
+) -> None:
+    """What it sends of the round in which it fell asleep is refused, and not held against it."""
+    world = World(2, rules=RULES, rounds=16, leaves_behind=True)
+    awake, sleeper = world.replicas
+    world.start()
+    world.at(moment_s, lambda: sleeper.freeze(seconds))
+    world.run(until_s=moment_s + seconds)
+    asleep_in = awake.round
+    world.run()
+    check_invariants(world)
+    for replica in world.replicas:
+        later = [f["outcome"] for f in replica.rounds if f["round"] > asleep_in + 1]
+        assert len(later) >= 5
+        assert later == ["committed"] * len(later)
+
+
 @pytest.mark.parametrize("seconds", [0.3, 2.0])
 @pytest.mark.parametrize("moment_s", [0.01, 2.9, 3.03, 3.05])
 def test_a_short_freeze_heals(moment_s: float, seconds: float) -> None:
