@@ -3,7 +3,8 @@
 Every peer writes its stage's state down when a round begins, and says in its record which rounds it
 has. If all peers of a swarm were killed and come back, in any order, each takes up the newest round
 that every stage has: `common_round`. If the swarm lives, a peer that comes back takes its own state
-only while that is still the state of the swarm's round; else others give it a newer one.
+only while that is still the state of the swarm's round; else others give it a newer one: those who
+train the stage, or a guardian of it.
 """
 
 from __future__ import annotations
@@ -150,6 +151,8 @@ class Resuming:
         assert own is not None, "there is something on disk"
         if own.round != swarm_round and coverage.active[self.stage]:
             return Resumption(is_over=True, why="others_are_further")
+        if any(kept > own.round for kept, _ in coverage.guards[self.stage]):
+            return Resumption(is_over=True, why="guardian_is_further")
         return Resumption(load=own, why="swarm_lives")
 
     def _gather(self, view: RosterView, stages: int, now_s: float) -> Resumption:

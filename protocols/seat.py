@@ -95,6 +95,8 @@ class Seat:
         """The stage is put away, and no other is looked for: the peer is paused."""
         self.resuming = _resuming(saved, wanted)
         """What former lives left on disk, until a state is held."""
+        self._former = saved
+        """The same, for when others who have a newer state go before they have given it."""
         self.is_from_disk = False
         """The state held, or being loaded, was on a disk: ours or a guardian's."""
         self._loading: str | None = None
@@ -220,6 +222,10 @@ class Seat:
         is_early = now_s - self._no_donor_since_s < RESTORE_WAIT_S
         if is_early or any(max(v.record.saved_rounds) >= newest for v in returning):
             return []
+        former = max((s for s in self._former if s.stage == stage), key=_round, default=None)
+        if former is not None and former.round >= newest:
+            found = (former.round, former.name)
+            return [*self._forget_fetch(), *self._load_own(found, now_s)]
         kept = self._guarded.get(stage)
         if kept is not None and kept.round >= newest and self.phase == "choosing":
             return self._load_own((kept.round, kept.path), now_s)
@@ -296,7 +302,7 @@ class Seat:
     def loaded(self, now_s: float) -> None:
         """The worker holds the stage."""
         self._load_pace.ended(now_s)
-        self.phase, self.resuming, self.aside = "held", None, None
+        self.phase, self.resuming, self.aside, self._former = "held", None, None, ()
         self._fields |= {"phase": "active", "saved_rounds": ()}
 
     def lost(self, code: str, now_s: float) -> list[fx.Effect]:
@@ -350,6 +356,10 @@ class Seat:
 def is_first_round(coverage: Coverage) -> bool:
     """What it began with is the seed's, whoever has trained since."""
     return not any(view.record.round for views in coverage.active for view in views)
+
+
+def _round(saved: SavedState) -> int:
+    return saved.round
 
 
 def _resuming(saved: tuple[SavedState, ...], wanted: int | None) -> Resuming | None:

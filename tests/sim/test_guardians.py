@@ -13,7 +13,7 @@ from swarmd.protocols.guard import GuardRules
 from swarmd.protocols.reasons import Reason
 from swarmd.sim.clock import World
 from swarmd.sim.cluster import Cluster
-from swarmd.sim.files import guarded_on
+from swarmd.sim.files import guarded_on, saved_on
 from swarmd.sim.network import NetworkProfile
 from swarmd.sim.sim_peer import SimPeer
 from swarmd.sim.small_run import shape_of
@@ -100,6 +100,33 @@ def test_a_stage_whose_peers_all_died_with_their_disks_goes_on_from_a_guardian(
     swarm.run_until(swarm.is_over)
     for peer in swarm.cluster.running():
         assert audit(machine_of(peer).leases.ledger, 0).clean
+
+
+@pytest.mark.parametrize("guardian_stays", [True, False])
+def test_who_comes_back_with_an_older_state_than_a_guardian_has_takes_the_guardians(
+    guardian_stays: bool,
+) -> None:
+    """And its own, if the guardian has gone when it would be asked."""
+    swarm = Swarm(4, 3)
+    swarm.run_until(lambda: swarm.round() >= 1 and len(swarm.on(0)) + len(swarm.on(1)) == 3)
+    lost_stage = 0 if len(swarm.on(0)) == 2 else 1
+    early, late = swarm.on(lost_stage)
+    (guardian,) = swarm.on(1 - lost_stage)
+    swarm.run_until(lambda: saved_on(early.disk))
+    swarm.cluster.crash(early.number)
+    had = saved_on(early.disk)[0].round
+    swarm.run_until(lambda: any(f["round"] > had + 1 for f in swarm.of("state_guarded")))
+    kept = max(f["round"] for f in swarm.of("state_guarded") if f["stage"] == lost_stage)
+    swarm.cluster.crash(late.number, keep_disk=False)
+    swarm.cluster.start(early.number, (guardian.number,))
+    if not guardian_stays:
+        swarm.run_until(lambda: machine_of(early).work.seat.resuming is None)
+        swarm.cluster.crash(guardian.number, keep_disk=False)
+        swarm.cluster.start(guardian.number, (early.number,))
+    swarm.run_until(lambda: swarm.of("state_restored"))
+    restored = swarm.of("state_restored")[0]
+    assert restored["stage"] == lost_stage
+    assert restored["saved_round"] == (kept if guardian_stays else had)
 
 
 @pytest.mark.parametrize(("seed", "peers"), [(5, 2), (6, 4)])
