@@ -87,6 +87,10 @@ LOCAL = replace(
 )
 
 
+_BY_TIME_SCALE = {"wan": WAN, "local": LOCAL}
+TIME_SCALES = tuple(_BY_TIME_SCALE)
+
+
 def limits_of(time_scale: str) -> NamedLimits:
     """By the run's `time_scale`."""
-    return {"wan": WAN, "local": LOCAL}[time_scale]
+    return _BY_TIME_SCALE[time_scale]

@@ -6,6 +6,7 @@ terminals can bear.
 
 from __future__ import annotations
 
+import re
 import unicodedata
 from collections.abc import Sequence
 
@@ -49,6 +50,12 @@ def check_model_size(name: str, size: int) -> None:
     most = MODEL_SIZES_MAX[name]
     require(size >= 1, f"model.{name}", "must be at least 1")
     require(size <= most, f"model.{name}", f"is {size}; more than {most} is a mistake")
+
+
+def check_hash(text: str, key: str) -> None:
+    """A BLAKE2b-256, or nothing where none is given."""
+    is_hash = re.fullmatch("[0-9a-f]{64}", text) is not None
+    require(not text or is_hash, key, "is empty, or 64 digits of lower-case hex")
 
 
 def check_name(name: str) -> None:

@@ -17,12 +17,14 @@ from typing import Any, get_type_hints
 
 import msgpack
 
+from swarmd.named_limits import TIME_SCALES
 from swarmd.protocols.ids import RunId
 from swarmd.protocols.mix_parts import DENSE_WIRES
 from swarmd.protocols.run_shape import RunShape
 from swarmd.run_checks import (
     MODEL_SIZES_MAX,
     InvalidRun,
+    check_hash,
     check_integer,
     check_model_size,
     check_name,
@@ -57,6 +59,8 @@ class ModelConfig:
         require(self.width % self.heads == 0, "model.heads", "must divide model.width")
         require((self.width // self.heads) % 2 == 0, "model.heads", "head width must be even")
         require(self.heads % self.kv_heads == 0, "model.kv_heads", "must divide model.heads")
+        require(self.rope_base > 0, "model.rope_base", "must be positive")
+        require(self.norm_eps > 0, "model.norm_eps", "must be positive")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,6 +114,7 @@ class InnerConfig:
         require(self.lr > 0, "inner.lr", "must be positive")
         betas_fit = 0 <= self.beta1 < 1 and 0 <= self.beta2 < 1
         require(betas_fit, "inner.beta1", "betas are from 0 to below 1")
+        require(self.eps > 0, "inner.eps", "must be positive")
         require(self.clip > 0, "inner.clip", "must be positive")
         require(self.warmup_steps >= 0, "inner.warmup_steps", "must not be negative")
         require(0 <= self.final_lr_ratio <= 1, "inner.final_lr_ratio", "is in 0..1")
@@ -172,6 +177,7 @@ class DataConfig:
 
     def __post_init__(self) -> None:
         require(":" in self.source, "run.data", "has the form KIND:WHAT")
+        check_hash(self.content_hash, "data.content_hash")
         require(0 < self.held_out_share < 0.5, "data.held_out_share", "is above 0, below 0.5")
         require(self.held_out_sequences >= 1, "data.held_out_sequences", "must be at least 1")
         require(self.epochs >= 0, "run.data_epochs", "must not be negative")
@@ -251,6 +257,9 @@ class RunConfig:
                 "is more than run.data_epochs give samples for",
             )
         require(self.peers_min >= 1, "run.peers_min", "must be at least 1")
+        check_hash(self.init_hash, "run.init_hash")
+        require(0 < self.loss_share <= 1, "run.loss_share", "is above 0, at most 1")
+        require(self.time_scale in TIME_SCALES, "run.time_scale", f"one of {TIME_SCALES}")
         require(1 <= self.protocol_min <= self.protocol_max, "run.protocol", "min is above max")
 
     def _check_ranges(self) -> None:

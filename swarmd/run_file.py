@@ -284,6 +284,9 @@ def _balanced(plain: Mapping[str, Any], stages: Any) -> list[list[int]]:
 
 def _draft(plain: Mapping[str, Any]) -> RunConfig:
     """The run as far as it is known before its data are measured. Raises InvalidRun."""
+    samples = plain["data"].get("samples_total", 0)
+    if type(samples) is not int or samples < 0:  # what stands in for it below would hide that
+        raise InvalidRun("data.samples_total", "must be a whole number, 0 or more")
     return run_from_plain({**plain, "data": {**plain["data"], "epochs": 0, "samples_total": 0}})
 
 

@@ -211,6 +211,15 @@ GOOD = '[run]\nname = "d"\npreset = "tiny"\n'
         (GOOD + "[boundary]\nrank = -1\n", "run.toml:5: boundary.rank", "at least 1"),
         (GOOD + "[data]\nheld_out_share = 'x'\n", "run.toml:5: data.held_out_share", "number"),
         (GOOD + "[test]\nallow_injection = 1\n", "test.allow_injection", "bool"),
+        (GOOD + "time_scale = ''\n", "run.toml:4: run.time_scale", "one of ('wan', 'local')"),
+        (GOOD + "loss_share = 0.0\n", "run.toml:4: run.loss_share", "above 0, at most 1"),
+        (GOOD + "loss_share = 1.5\n", "run.toml:4: run.loss_share", "above 0, at most 1"),
+        (GOOD + "init_hash = 'ab'\n", "run.toml:4: run.init_hash", "64 digits"),
+        (GOOD + "[model]\nnorm_eps = 0.0\n", "run.toml:5: model.norm_eps", "positive"),
+        (GOOD + "[model]\nrope_base = -1.0\n", "run.toml:5: model.rope_base", "positive"),
+        (GOOD + "[inner]\neps = 0.0\n", "run.toml:5: inner.eps", "positive"),
+        (GOOD + f"[data]\ncontent_hash = '{'zz' * 32}'\n", "run.toml:5: data.content_hash", "hex"),
+        (GOOD + "[data]\nsamples_total = -1\n", "run.toml:5: data.samples_total", "0 or more"),
     ],
 )
 def test_cli_01_fault_names_file_line_and_key(
