@@ -18,6 +18,7 @@ import click
 
 from swarmd.cli.output import OutputFailed, harmless
 from swarmd.errors import ComputeError, SwarmdError, UserError, code_and_hint
+from swarmd.store import refused_by_disk
 from swarmd.units import BadValue
 
 OK = 0
@@ -93,6 +94,8 @@ def failure_of(error: BaseException) -> Failure:
             code, hint = code_and_hint(error)
             text = error.text if isinstance(error, ComputeError) else ""
             return Failure(code, FAILED, text or str(error), hint)
+        case OSError() if (refused := refused_by_disk(error)) is not None:
+            return failure_of(refused)
         case _:
             text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
             return Failure(

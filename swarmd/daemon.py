@@ -17,7 +17,7 @@ from typing import Any
 
 import trio
 
-from swarmd.errors import UserError
+from swarmd.errors import UserError, code_and_hint
 from swarmd.home import Home
 from swarmd.home_files import (
     LastExit,
@@ -46,7 +46,7 @@ from swarmd.run_file import RunFile
 from swarmd.run_link import PeerAddress, RunLink
 from swarmd.run_source import RunSource, no_entry, require_stage
 from swarmd.status import Status
-from swarmd.store import store_error
+from swarmd.store import refused_by_disk, store_error
 from swarmd.tokeniser_files import NAME, cached_file, find, keep
 
 log = logging.getLogger("swarmd.daemon")
@@ -186,7 +186,7 @@ class Daemon:
             self.finish(End(error.code, error.exit_code, str(error), error.hint))
         except* Exception as group:
             log.exception("daemon_failed")
-            self.finish(End("internal_error", 1, f"{type(_only(group)).__name__}: {_only(group)}"))
+            self.finish(_end_of(_only(group)))
 
     async def _give_up_joining(self) -> None:
         """After `--timeout`, unless it is in by then. The start before has no limit."""
@@ -365,6 +365,15 @@ def _checked_run(body: bytes, run_id: str) -> RunConfig:
         raise UserError(
             f"the run {run_id[:8]} cannot be used: {error}", code="bad_config", exit_code=78
         ) from None
+
+
+def _end_of(error: Exception) -> End:
+    """Of a daemon that failed with what nobody expected."""
+    refused = refused_by_disk(error)
+    if refused is None:
+        return End("internal_error", 1, f"{type(error).__name__}: {error}")
+    code, hint = code_and_hint(refused)
+    return End(code, 1, str(refused), hint)
 
 
 def _only(group: BaseExceptionGroup[Any]) -> Any:

@@ -32,7 +32,7 @@ from swarmd.protocols.messages import Message
 from swarmd.protocols.messages.ledger import LedgerTotals, LedgerUpdate
 from swarmd.run_config import InvalidRun, RunConfig, run_from_canonical
 from swarmd.run_source import resolve_run
-from swarmd.store import check_is_file, read_bytes
+from swarmd.store import check_is_file, read_bytes, store_error, write_bytes
 
 FORMAT = "swarmd.ledger/1"
 NOBODY = PeerId("")
@@ -63,6 +63,17 @@ def dump_ledger(run_body: bytes, saved: Sequence[Message]) -> bytes:
     messages = [wire.encode(message) for message in saved]
     body: bytes = msgpack.packb({"format": FORMAT, "run": run_body, "messages": messages})
     return body
+
+
+def write_ledger(path: Path, body: bytes) -> None:
+    """Whole or not at all, for anybody to read. Raises StoreError."""
+    if path.is_file() or not path.exists():
+        write_bytes(path.resolve(), body, mode=0o644)
+        return
+    try:  # a pipe or a device, which nothing may take the place of
+        path.write_bytes(body)
+    except OSError as error:
+        raise store_error(path, error) from error
 
 
 def read_ledger(path: Path) -> LedgerFile:

@@ -33,6 +33,18 @@ def store_error(path: Path, error: OSError) -> StoreError:
     return StoreError(path, text)
 
 
+def refused_by_disk(error: BaseException) -> StoreError | None:
+    """For who takes whatever is raised: a disk that has no room, or that nobody may write to, is
+    no mistake of ours. None: something else."""
+    if isinstance(error, StoreError):
+        return error
+    if not isinstance(error, OSError) or error.errno not in (*_NO_ROOM, errno.EROFS):
+        return None
+    # A file that is open already does not say its name when it cannot be written.
+    named = error.filename if isinstance(error.filename, str) else "a file"
+    return store_error(Path(named), error)
+
+
 @contextlib.contextmanager
 def writing(path: Path, *, mode: int = 0o600) -> Iterator[BinaryIO]:
     """A file that takes the place of `path` when the block ends well, and vanishes otherwise.

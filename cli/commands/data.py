@@ -55,12 +55,14 @@ def ledger(session: Session, file: str) -> None:
     """Write the ledger with all signatures to FILE, so that others can check it offline."""
     import base64
 
+    from swarmd.ledger_file import write_ledger
+
     found = session.ask("ledger")
     path = Path(file)
     if path.exists():
         session.confirm(f"Overwrite {path}?")
     body = base64.b64decode(found["data"]["body"])
-    path.write_bytes(body)
+    write_ledger(path, body)
     session.done(
         f"{len(body)} bytes in {path}; `swarmd data audit --ledger {path}` checks them",
         {"run_id": found["data"]["run_id"], "size_bytes": len(body)},

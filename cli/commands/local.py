@@ -192,9 +192,10 @@ def _measured_run(plan: LocalPlan) -> RunConfig:
     from swarmd.cli.local_swarm.plan import FLAG_OF_KEY
     from swarmd.errors import UserError
     from swarmd.run_file import read_run_file
+    from swarmd.store import write_bytes
 
     run_file = plan.dir / "run.toml"
-    run_file.write_text(plan.run_file(), encoding="utf-8")
+    write_bytes(run_file, plan.run_file().encode())
     try:
         return read_run_file(run_file).measure(plan.dir / "cache").config
     except UserError as error:
