@@ -28,13 +28,15 @@ def sim(session: Session, rtt: float | None, bw: float | None, **flags: Any) -> 
     Ends with 0, with 10 if a rule was broken, 11 if the swarm did not settle, 12 if a peer crashed.
     The last line repeats the run.
     """
+    from swarmd.cli.time_limit import TimeLimit
     from swarmd.json_record import render
     from swarmd.result_records import Sim
     from swarmd.sim.run import SimOptions, run
 
     options = SimOptions(rtt_s=rtt, bandwidth_bytes_per_s=bw, **flags)
     printer = session.printer
-    found = run(options, None if printer.is_json else printer.line)
+    limit = TimeLimit(session.options.timeout_s, printer.say)
+    found = run(options, None if printer.is_json else printer.line, limit.check)
     if printer.is_json:
         names = Sim.__dataclass_fields__
         known = {name: value for name, value in found.to_json().items() if name in names}

@@ -9,10 +9,11 @@ answer is an exit code.
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
+from swarmd.errors import UserError
 from swarmd.protocols import assignment, membership_limits
 from swarmd.protocols.run_shape import RunShape
 from swarmd.sim.checkers import GOSSIP_CHECKERS, Checker, Checkers, unsettled
@@ -53,6 +54,8 @@ CALM_ROUNDS = 2
 SETTLE_S_MAX = 90.0
 """After healing. Guess: reuniting, catching up and one free move fit in twice."""
 SETTLED_FOR_S = 3.0
+SLICE_S = 0.1
+"""Of virtual time, done in one go: well below a second of work, however many peers."""
 FINISH_S_MAX = 600.0
 """For whole peers to finish their run. Guess: ten times what it takes without faults."""
 
@@ -65,11 +68,17 @@ class _Ending:
 
 
 class Simulation:
-    """The parts of one run, put together."""
+    """The parts of one run, put together.
 
-    def __init__(self, options: SimOptions, say: Line) -> None:
+    between: called between slices of virtual time. It may end the run with a UserError.
+    """
+
+    def __init__(
+        self, options: SimOptions, say: Line, between: Callable[[], None] | None = None
+    ) -> None:
         self._options = options
         self._say = say
+        self._between = between
         self.world = World(options.seed)
         given = FaultOptions(
             rtt_s=options.rtt_s,
@@ -117,6 +126,8 @@ class Simulation:
         try:
             with _cycles_kept():
                 self._go()
+        except UserError:  # of `between`: nobody has crashed
+            raise
         except Exception as error:
             self._ending.exit_code = PEER_CRASHED
             self._ending.problems.append(f"{type(error).__name__}: {error}")
@@ -127,12 +138,18 @@ class Simulation:
     def _go(self) -> None:
         self._start_all()
         self.plan.arm()
-        self.world.run_until(self._faults_end_s)
+        self._run_until(self._faults_end_s)
         self.plan.heal()
         if self.watch is None:
             self._settle()
         else:
             self._finish(self.watch)
+
+    def _run_until(self, time_s: float) -> None:
+        while self._between is not None and self.world.now_s + SLICE_S < time_s:
+            self.world.run_until(self.world.now_s + SLICE_S)
+            self._between()
+        self.world.run_until(time_s)
 
     def _start_all(self) -> None:
         """The founder, then the others within the first seconds, or all at the same instant."""
@@ -150,7 +167,7 @@ class Simulation:
         well_since_s: float | None = None
         problems: list[str] = []
         while self.world.now_s - healed_s < SETTLE_S_MAX:
-            self.world.run_until(self.world.now_s + 1.0)
+            self._run_until(self.world.now_s + 1.0)
             problems = unsettled(self.cluster)
             if problems:
                 well_since_s = None
@@ -169,7 +186,7 @@ class Simulation:
             if self.world.now_s - healed_s >= FINISH_S_MAX:
                 self._miss(problems)
                 return
-            self.world.run_until(self.world.now_s + 1.0)
+            self._run_until(self.world.now_s + 1.0)
             problems = watch.unfinished()
         self._ending.settled_after_s = self.world.now_s - healed_s
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import time
 from dataclasses import replace
 from typing import Any
 
 import pytest
+from command_line import swarmd
 
 from swarmd.errors import UserError
 from swarmd.protocols.audit import Audit, SampleRange
@@ -205,3 +207,24 @@ def test_round_that_falls_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_until_failure_ends_when_its_seeds_are_used_up() -> None:
     options = SimOptions(**SMALL, seed=5, scenario="calm", until_failure=True, seeds_max=2)
     assert run(options).seed == 6
+
+
+def test_who_asks_between_slices_changes_nothing_and_may_end_it() -> None:
+    options, asked = SimOptions(**SMALL, seed=3), []
+    assert run(options, between=lambda: asked.append(1)).trace_hash == run(options).trace_hash
+    assert len(asked) > 100
+
+    def enough() -> None:
+        raise UserError("enough", code="timed_out", exit_code=124)
+
+    with pytest.raises(UserError, match="enough"):
+        run(options, between=enough)
+
+
+@pytest.mark.parametrize("more", [(), ("--json",), ("--until-failure",)])
+def test_a_timeout_ends_the_simulation_with_124(more: tuple[str, ...]) -> None:
+    began_s = time.monotonic()
+    found = swarmd("sim", "--peers", "60", "--timeout", "200ms", *more)
+    assert found.code == 124
+    assert "it was not done within 0.2 s (timed_out)" in found.err
+    assert time.monotonic() - began_s < 10
