@@ -6,7 +6,10 @@ Apart from the commands because it loads what `--help` must not.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -84,7 +87,8 @@ def train(
             code="usage",
             exit_code=2,
         )
-    trained: Trained = train_tokeniser(parse_source(source), vocab_size, text_bytes_max, say)
+    with _ended_by_signals():
+        trained: Trained = train_tokeniser(parse_source(source), vocab_size, text_bytes_max, say)
     with reporting_store_errors(file):
         file.parent.mkdir(parents=True, exist_ok=True)
         unfinished = file.with_name(f".{file.name}.{os.getpid()}")
@@ -95,6 +99,22 @@ def train(
         "documents": trained.documents,
         "text_bytes": trained.text_bytes,
     }
+
+
+@contextmanager
+def _ended_by_signals() -> Iterator[None]:
+    """By the system, at once: the library works for a minute without a look at Python, whose
+    handlers would have to wait for it. Nothing is on the disk yet that would have to go."""
+    if threading.current_thread() is not threading.main_thread():
+        yield  # signals are the main thread's
+        return
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    before = {number: signal.signal(number, signal.SIG_DFL) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _nothing_left(source: str, index: Index, recipe: Recipe) -> DataMissing:

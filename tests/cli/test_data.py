@@ -4,6 +4,11 @@ from __future__ import annotations
 
 import gzip
 import os
+import random
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pyarrow as arrow
@@ -278,3 +283,33 @@ def test_a_ledger_on_paper_is_proved_without_a_daemon(home: Home, tmp_path: Path
     refused = swarmd("data", "audit", "--ledger", str(file), home=home)
     assert refused.code == 1
     assert "does not hold" in refused.err
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_stops_the_training_of_a_tokeniser(tmp_path: Path, number: signal.Signals) -> None:
+    """While the library chooses tokens, which takes it many seconds here. A shell says 130, 143."""
+    letters = random.Random(1)
+    (tmp_path / "in").mkdir()
+    for part in range(40):
+        words = ("".join(letters.choices("abcdefghijklmnop", k=10)) for _ in range(30_000))
+        (tmp_path / "in" / f"{part}.txt").write_text(" ".join(words))
+    words = ["data", "train-tokenizer", f"text:{tmp_path}/in/*.txt", str(tmp_path / "t.json")]
+    with subprocess.Popen(
+        [sys.executable, "-m", "swarmd", "--home", str(tmp_path / "home"), *words],
+        stderr=subprocess.PIPE, text=True,
+    ) as process:  # fmt: skip
+        assert process.stderr is not None
+        try:
+            while "tokens are chosen" not in process.stderr.readline():
+                assert process.poll() is None
+            process.send_signal(number)
+            began_s = time.monotonic()
+            assert process.wait(60) == -number
+            took_s = time.monotonic() - began_s
+            said = process.stderr.read()
+        finally:
+            process.kill()
+    assert took_s < 5
+    assert "Traceback" not in said
+    assert not (tmp_path / "t.json").exists()
