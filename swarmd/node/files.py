@@ -90,13 +90,18 @@ class FileLane:
                 case fx.KeepCheckpoint():
                     event = await self._keep(effect)
         except StoreError as error:
-            event = fx.FileFailed(effect.token, _code_of_store(error), str(error))
+            event = self._failed(effect, _code_of_store(error), error)
         except OSError as error:
-            event = fx.FileFailed(effect.token, _code_of(error), str(error))
+            event = self._failed(effect, _code_of(error), error)
         finally:
             if isinstance(effect, fx.WriteFile):
                 self._slots.release(effect.buffer)
         self._on_event(event)
+
+    def _failed(self, effect: FileEffect, code: str, error: Exception) -> fx.Event:
+        if isinstance(effect, fx.KeepCheckpoint):  # its event has only the code
+            log.warning("checkpoint_not_written code=%s why=%s", code, error)
+        return fx.FileFailed(effect.token, code, str(error))
 
     async def _read(self, effect: fx.ReadFile) -> fx.Event:
         buffer = self._slots.acquire(effect.size_bytes)

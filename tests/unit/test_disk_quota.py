@@ -130,3 +130,22 @@ async def test_what_is_over_the_limit_fails_with_its_own_code(
     assert failed == {1: "disk_limit", 2: "disk_limit"}
     assert not (home.cache / "state" / "piece").exists()
     slots.release(buffer)
+
+
+async def test_a_checkpoint_that_cannot_be_written_has_its_cause_in_the_log(
+    home: Home, nursery: trio.Nursery, caplog: pytest.LogCaptureFixture
+) -> None:
+    told: list[fx.Event] = []
+    lane = FileLane(home.cache / "state", HeapStore(1), nursery, told.append, limited(home, None))
+    lane.checkpoints = CheckpointFolder(home.checkpoints / "no-folder", RUN)
+    aside(home)
+    home.checkpoints.mkdir(parents=True, exist_ok=True)
+    (home.checkpoints / "no-folder").write_bytes(b"")
+    lane.run_nowait(fx.KeepCheckpoint(2, "checkpoint.safetensors", 0, 1, 5, ()))
+    while not told:
+        await trio.sleep(0.001)
+    assert isinstance(told[0], fx.FileFailed)
+    (line,) = [text for text in caplog.messages if text.startswith("checkpoint_not_written")]
+    assert line.startswith(f"checkpoint_not_written code={told[0].code} why=")
+    assert "no-folder" in line
+    assert "Not a directory" in line
