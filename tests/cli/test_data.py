@@ -8,7 +8,6 @@ import random
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pyarrow as arrow
@@ -304,12 +303,9 @@ def test_a_signal_stops_the_training_of_a_tokeniser(tmp_path: Path, number: sign
             while "tokens are chosen" not in process.stderr.readline():
                 assert process.poll() is None
             process.send_signal(number)
-            began_s = time.monotonic()
-            assert process.wait(60) == -number
-            took_s = time.monotonic() - began_s
+            assert process.wait(60) == -number, "and not 130 or 143, when the library is through"
             said = process.stderr.read()
         finally:
             process.kill()
-    assert took_s < 5
     assert "Traceback" not in said
     assert not (tmp_path / "t.json").exists()
