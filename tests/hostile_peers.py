@@ -88,7 +88,8 @@ async def push_unread(host: Any, address: str, megabytes: int) -> int:
     head = struct.pack(YAMUX_HEADER_FORMAT, 0, TYPE_DATA, 0, stream_id, 1 << 20)
     sent = 0
     try:
-        while sent < megabytes:
+        # Once it has seen the end, the library may take writes that go nowhere.
+        while sent < megabytes and not muxer.event_shutting_down.is_set():
             with trio.fail_after(5):
                 await muxer._write_frame(head + bytes(1 << 20))
             sent += 1
