@@ -17,12 +17,14 @@ from real_swarm import real_swarm
 pytestmark = [pytest.mark.process, pytest.mark.swarm, pytest.mark.slow]
 
 ROUNDS = 4
+INNER_STEPS = 16
+"""Enough for an inner phase of twice the link's time also on a processor that is quick."""
 RUN = """
 [run]
 name = "hidden"
 preset = "tiny"
 stages = 1
-inner_steps = 8
+inner_steps = {inner_steps}
 total_steps = {steps}
 sequence_tokens = 128
 micro_batch_tokens = 256
@@ -49,7 +51,7 @@ mix2_group = {mix2_group}
 def rounds_of(folder: Path, **how: Any) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     """All rounds but the first, which meets before everybody knows everybody; and the last status.
     Of one replica: the other's are the same the other way round."""
-    run_file = RUN.format(steps=8 * ROUNDS, **how)
+    run_file = RUN.format(inner_steps=INNER_STEPS, steps=INNER_STEPS * ROUNDS, **how)
     with real_swarm(folder, run_file, limit_s=3_000.0) as swarm:
         swarm.start(2, 1, "--shape", "100mbit,40ms")
         swarm.wait_until_ended(0, 1)
