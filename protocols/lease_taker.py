@@ -12,7 +12,8 @@ from swarmd.protocols.news_pace import NewsPace
 from swarmd.protocols.own_work import OwnWork
 
 WINDOW_STEPS = 2
-"""How far a head runs ahead of the others before it helps them, in inner steps."""
+"""How far a head runs ahead of the others before it helps them, in inner steps, where all of them
+feed the same replicas of later stages."""
 
 
 class LeaseTaker:
@@ -61,8 +62,7 @@ class LeaseTaker:
             free=free,
             returned=self._work.returned(round_number),
             stale=stale,
-            window=max(len(heads), WINDOW_STEPS * shape.micro_batches_per_step)
-            + self._watch.taken_unheard(now_s),
+            window=self._window(round_number, now_s),
             turn_s=self.turn_s(now_s),
         )
         return choose(
@@ -70,6 +70,16 @@ class LeaseTaker:
             lambda head, ahead: self._watch.takes_in_s(head, ahead, began_s, now_s),
             lambda index: now_s - self._could_help_s.setdefault((round_number, index), now_s),
         )
+
+    def _window(self, round_number: int, now_s: float) -> int:
+        """How far our own next micro-batch may be ahead of what others have left. A head that is
+        the whole pipeline steps on nobody's micro-batches but its own: it is through with these
+        before it helps. What it helps with in between would all go into one of its steps."""
+        shape = self._ledger.shape
+        if shape.stages == 1:
+            return shape.micro_batches_of_round(round_number)
+        together = max(len(self._watch.heads), WINDOW_STEPS * shape.micro_batches_per_step)
+        return together + self._watch.taken_unheard(now_s)
 
     def forget_before(self, round_number: int) -> None:
         for key in [key for key in self._could_help_s if key[0] < round_number]:

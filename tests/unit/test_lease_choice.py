@@ -1,13 +1,17 @@
 """The rule by which heads take micro-batches, as a table."""
 
 import math
+from types import SimpleNamespace
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from swarmd.protocols.ids import PeerId
 from swarmd.protocols.intervals import EMPTY, IndexSet
 from swarmd.protocols.lease_choice import Choice, RoundView, choose, place_in_line, share_of
+from swarmd.protocols.lease_limits import local
+from swarmd.protocols.lease_taker import LeaseTaker
 
 HEADS = tuple(PeerId(name) for name in ("a", "b", "c"))
 END = 30
@@ -119,3 +123,18 @@ def test_further_back_in_the_line_one_waits_for_a_turn():
     waiting = choose(view(behind, free), quiet, just_now)
     assert waiting == Choice(None, "waiting_for_heads", 0.5)
     assert choose(view(behind, free), quiet, lambda index: 0.5) == Choice(1, "stolen")
+
+
+@pytest.mark.parametrize(("stages", "window"), [(1, 320), (2, 2 * 16 + 5)])
+def test_heads_keep_together_only_where_others_step_on_what_they_send(
+    stages: int, window: int
+) -> None:
+    """A head that helps puts all of it into one of its own steps: four real replicas of a whole
+    model took 46 steps of 60, and lost 5 % more."""
+    shape = SimpleNamespace(
+        stages=stages, micro_batches_per_step=16, micro_batches_of_round=lambda number: 320
+    )
+    watch = SimpleNamespace(heads=("a", "b"), taken_unheard=lambda now_s: 5)
+    ledger = SimpleNamespace(shape=shape)
+    taker = LeaseTaker(PeerId("a"), ledger, None, watch, None, local())  # type: ignore[arg-type]
+    assert taker._window(0, 1.0) == window
