@@ -176,8 +176,8 @@ class MixRow:
     rounds_failed: int = 0
     """Of survivors, that averaged nothing."""
     rounds_partial: int = 0
-    """Of survivors, that averaged a part: without somebody, or not the whole vector. A strike costs
-    everybody one; more, or any in a healthy case, and the seconds are not those of whole rounds."""
+    """Of survivors, that averaged a part: without somebody, or not the whole vector. After a strike
+    every round is, for nobody is told of it; any in a healthy case, and its seconds say little."""
     processes_per_peer: float | None = None
     rss_bytes_per_peer: int | None = None
     survivors_agree: bool | None = None
