@@ -32,7 +32,7 @@ from swarmd.node.process_backend import ProcessBackend
 from swarmd.node.spare_worker import SpareWorker
 from swarmd.node.worker_life import WorkerLimits
 from swarmd.protocols.jobs import Job, StageCall
-from swarmd.worker_spawn import KEEPS_MEMORY, spawn_worker
+from swarmd.worker_spawn import KEEPS_MEMORY, SpawnedWorker, spawn_worker
 
 pytestmark = pytest.mark.process
 
@@ -393,15 +393,19 @@ async def test_a_process_started_ahead_is_gone_with_its_nursery(
     assert process.returncode is not None
 
 
-async def test_the_lifeline_alone_ends_a_worker() -> None:
-    pool = SlotPool([(4096, 1)])
-    spawned = spawn_worker(pool.fd)
+async def end_by_lifeline(spawned: SpawnedWorker, pool: SlotPool) -> None:
     spawned.close_lifeline()
     await wait_until_gone(spawned.process.pid, 10)  # it first has to be up
     assert spawned.process.wait() == 0
     spawned.control.close()
     os.close(spawned.log_fd)
     pool.close()
+
+
+async def test_the_lifeline_alone_ends_a_worker() -> None:
+    pool = SlotPool([(4096, 1)])
+    spawned = spawn_worker(pool.fd)
+    await end_by_lifeline(spawned, pool)
 
 
 async def test_a_worker_keeps_memory_for_its_next_step_unless_the_user_says_how(
@@ -419,12 +423,7 @@ async def test_a_worker_keeps_memory_for_its_next_step_unless_the_user_says_how(
     found = told.read_bytes().split(b"\0")
     assert f"{trim}={KEEPS_MEMORY[trim]}".encode() in found
     assert f"{mmap}=4096".encode() in found
-    spawned.close_lifeline()
-    await wait_until_gone(spawned.process.pid, 10)
-    assert spawned.process.wait() == 0
-    spawned.control.close()
-    os.close(spawned.log_fd)
-    pool.close()
+    await end_by_lifeline(spawned, pool)
 
 
 # -------------------------------------------------------------------------------------------- slots
