@@ -7,7 +7,7 @@ transports which are not linked yet.
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, asynccontextmanager
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from itertools import count
@@ -305,14 +305,14 @@ class TransportContract:
         assert [outcomes.said for outcomes in told] == [[False]] * 5
 
     async def test_a_dead_address_costs_little_and_is_named(self, pair: Pair) -> None:
-        dead = self.dead_address(pair)
-        pair.a.transport.dial(STRANGER, [dead])
-        ended = await pair.a.next()
-        assert ended == DialEnded(STRANGER, {dead: "refused"})
-        begun_s = trio.current_time()
-        pair.a.transport.dial(pair.b.peer_id, [dead, *pair.b.transport.addresses()])
-        assert await pair.a.next() == LinkOpened(pair.b.peer_id)
-        assert trio.current_time() - begun_s < 3.5, "it was not waited for until its deadline"
+        with self.dead_address() as dead:
+            pair.a.transport.dial(STRANGER, [dead])
+            ended = await pair.a.next()
+            assert ended == DialEnded(STRANGER, {dead: "refused"})
+            begun_s = trio.current_time()
+            pair.a.transport.dial(pair.b.peer_id, [dead, *pair.b.transport.addresses()])
+            assert await pair.a.next() == LinkOpened(pair.b.peer_id)
+            assert trio.current_time() - begun_s < 3.5, "it was not waited for until its deadline"
 
     async def test_another_peer_at_the_address_is_a_wrong_id(self, pair: Pair) -> None:
         addresses = self.without_id(pair.b.transport.addresses())
@@ -350,7 +350,7 @@ class TransportContract:
 
     # ------------------------------------------------------------------- what differs between them
 
-    def dead_address(self, pair: Pair) -> str:
+    def dead_address(self) -> AbstractContextManager[str]:
         raise NotImplementedError
 
     def without_id(self, addresses: object) -> list[str]:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import socket
 from pathlib import Path
 
 import pytest
 from daemons import daemons
+from free_ports import free_ports
 
 from swarmd.events_log import read_events
 from swarmd.home import home_at
@@ -59,9 +59,8 @@ def test_boot_07_peers_that_cannot_dial_each_other_meet_through_a_third(tmp_path
 
 
 def nobodys_address() -> str:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return f"/ip4/127.0.0.1/tcp/{free.getsockname()[1]}"
+    (port,) = free_ports(1)
+    return f"/ip4/127.0.0.1/tcp/{port}"
 
 
 def test_boot_01_and_05_who_finds_nobody_says_where_it_asked_and_what_would_help(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -13,6 +12,7 @@ from typing import Any
 import msgpack
 import pytest
 import trio
+from free_ports import dead_address
 from transport_contract import PATIENT, Pair, running_pair
 
 from swarmd.net import swarm_transport
@@ -68,13 +68,11 @@ async def test_both_planes_of_a_peer_that_can_be_dialled_are_reachable() -> None
 
 
 async def test_boot_06_an_announced_address_where_nobody_is_is_not_reachable() -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        dead = f"/ip4/127.0.0.1/tcp/{free.getsockname()[1]}"
-    async with asking_pair(announce=[dead]) as pair:
-        # The other side cannot dial us, so we dial it.
-        await pair.link()
-        await until(lambda: of(pair, dead) == "no")
+    with dead_address() as dead:
+        async with asking_pair(announce=[dead]) as pair:
+            # The other side cannot dial us, so we dial it.
+            await pair.link()
+            await until(lambda: of(pair, dead) == "no")
 
 
 async def test_an_address_elsewhere_is_not_knocked_at_and_stays_unknown() -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 import trio
+from free_ports import dead_address
 from hostile_peers import (
     chopping_proxy,
     connect,
@@ -212,18 +213,16 @@ async def test_a_silent_listener_costs_its_deadline_and_is_a_timeout(peers: Peer
 
 async def test_each_dead_address_is_named_with_its_own_cause(peers: Peers) -> None:
     side, other, third = [await peers.start() for _ in range(3)]
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        refused = f"/ip4/127.0.0.1/tcp/{free.getsockname()[1]}"
-    causes = {
-        refused: "refused",
-        "/dns/no-such-name.invalid/tcp/1": "name_not_found",
-        third.transport.addresses()[0].partition("/p2p/")[0]: "wrong_peer_id",
-        third.transport.addresses()[0]: "wrong_peer_id",
-        "/ip4/127.0.0.1/tcp/nonsense": "error",
-    }
-    side.transport.dial(other.peer_id, list(causes))
-    assert await side.next() == DialEnded(other.peer_id, causes)
+    with dead_address() as refused:
+        causes = {
+            refused: "refused",
+            "/dns/no-such-name.invalid/tcp/1": "name_not_found",
+            third.transport.addresses()[0].partition("/p2p/")[0]: "wrong_peer_id",
+            third.transport.addresses()[0]: "wrong_peer_id",
+            "/ip4/127.0.0.1/tcp/nonsense": "error",
+        }
+        side.transport.dial(other.peer_id, list(causes))
+        assert await side.next() == DialEnded(other.peer_id, causes)
 
 
 async def test_a_restarted_peer_is_dialled_at_once_also_on_another_port(peers: Peers) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -11,6 +10,7 @@ from hashlib import blake2b
 
 import pytest
 import trio
+from free_ports import dead_address
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from transport_contract import PATIENT, Side
@@ -46,32 +46,27 @@ class Three:
         assert await self.b.next() == LinkOpened(self.a.peer_id)
 
 
-def nobodys_address(host: str) -> str:
-    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as free:
-        free.bind((host, 0))
-        return str(ip_address(host, free.getsockname()[1]))
-
-
 @asynccontextmanager
 async def three_peers(host: str = "127.0.0.1") -> AsyncIterator[Three]:
     sides = []
-    async with trio.open_nursery() as nursery:
-        for name in (b"a", b"b", b"relay"):
-            store, hidden = HeapStore(), name != b"relay"
-            transport = SwarmTransport(
-                blake2b(name, digest_size=32).digest(),
-                [str(ip_address(host, 0))],
-                store,
-                announce=[nobodys_address(host)] if hidden else (),
-                bulk_port=None if hidden else 0,
-                limits=PATIENT,
-            )
-            await nursery.start(lambda task_status, t=transport: t.run(task_status=task_status))
-            sides.append(Side(transport, store))
-        yield Three(*sides)
-        for side in sides:
-            await side.transport.aclose()
-        nursery.cancel_scope.cancel()
+    with dead_address(host) as nowhere:
+        async with trio.open_nursery() as nursery:
+            for name in (b"a", b"b", b"relay"):
+                store, hidden = HeapStore(), name != b"relay"
+                transport = SwarmTransport(
+                    blake2b(name, digest_size=32).digest(),
+                    [str(ip_address(host, 0))],
+                    store,
+                    announce=[nowhere] if hidden else (),
+                    bulk_port=None if hidden else 0,
+                    limits=PATIENT,
+                )
+                await nursery.start(lambda task_status, t=transport: t.run(task_status=task_status))
+                sides.append(Side(transport, store))
+            yield Three(*sides)
+            for side in sides:
+                await side.transport.aclose()
+            nursery.cancel_scope.cancel()
     assert all(side.store.held == 0 for side in sides)
 
 

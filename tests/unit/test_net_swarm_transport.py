@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import socket
 from collections.abc import AsyncIterator, Sequence
+from contextlib import AbstractContextManager
 
 import pytest
+from free_ports import dead_address
 from transport_contract import Pair, TransportContract, loopback_pair
 
 
@@ -22,10 +23,8 @@ async def small_pair() -> AsyncIterator[Pair]:
 
 
 class TestSwarmTransport(TransportContract):
-    def dead_address(self, pair: Pair) -> str:
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            return f"/ip4/127.0.0.1/tcp/{free.getsockname()[1]}"
+    def dead_address(self) -> AbstractContextManager[str]:
+        return dead_address()
 
     def without_id(self, addresses: Sequence[str]) -> list[str]:
         return [address.partition("/p2p/")[0] for address in addresses]

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import os
 import random
-import socket
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from hashlib import blake2b
 from itertools import count
 
 import pytest
 import trio
 from cutting_proxy import cutting_proxy
+from free_ports import dead_address
 from transport_contract import PATIENT, Pair, running_pair
 
 from swarmd.net.addresses import ip_address
@@ -33,19 +33,14 @@ async def pair_on(host: str, *, bulk_is_dead: bool = False) -> AsyncIterator[Pai
             blake2b(b"transfers %d" % next(seeds), digest_size=32).digest(),
             [str(ip_address(host, 0))],
             store,
-            announce_bulk=[str(ip_address(host, _free_port(host)))] if bulk_is_dead else (),
+            announce_bulk=[dead] if dead else (),
             limits=PATIENT,
         )
 
-    async with running_pair(make) as pair:
-        await pair.link()
-        yield pair
-
-
-def _free_port(host: str) -> int:
-    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as free:
-        free.bind((host, 0))
-        return int(free.getsockname()[1])
+    with dead_address(host) if bulk_is_dead else nullcontext() as dead:
+        async with running_pair(make) as pair:
+            await pair.link()
+            yield pair
 
 
 @both_families
