@@ -10,7 +10,8 @@ What another head is meant to do may be taken from it when it will not need it s
   * or, at its own pace, it will not get there before an announcement of ours has reached it.
 
 Helping comes first when our own next micro-batch is more than `window` ahead of what others have
-left, so that a fast head shares the present steps with a slow one and does not run away from it.
+left, so that a fast head shares the present steps with a slow one and does not run away from it. It
+then helps only with what comes before its own next: with a later step it would jump over its own.
 
 Several may want to help at once. For each micro-batch they stand in a line, another one each time;
 the first may take it at once, each further one a `turn_s` later, and by then it has heard.
@@ -82,7 +83,10 @@ def choose(view: RoundView, takes_in_s: Lateness, waited_s: Waited) -> Choice:
     next_own, next_other = mine.first(), (view.free - mine).first()
     if next_own is not None and (next_other is None or next_own <= next_other + view.window):
         return Choice(next_own, "granted")
-    help_other = _help(view, view.free - mine, takes_in_s, waited_s)
+    to_help = view.free - mine
+    if next_own is not None:
+        to_help &= IndexSet.full(next_own)
+    help_other = _help(view, to_help, takes_in_s, waited_s)
     if help_other.index is None and next_own is not None:
         return Choice(next_own, "granted")
     return help_other

@@ -77,6 +77,15 @@ def test_ahead_of_the_others_by_more_than_the_window_we_help():
     assert choose(view(free=free, window=8), slow, for_long) == Choice(9, "granted")
 
 
+def test_who_has_work_of_its_own_does_not_help_with_later_steps():
+    """What a slow head will not get to for long lies far ahead; so would our next step then."""
+    only_late = lambda head, ahead: 10.0 if ahead >= 2 else 0.1  # noqa: E731
+    free = [1, 2, *range(9, END)]
+    assert choose(view(free=free), only_late, for_long) == Choice(9, "granted")
+    without_own = [index for index in free if index % 3]
+    assert choose(view(free=without_own), only_late, for_long) == Choice(13, "stolen")
+
+
 def test_who_can_help_nobody_runs_on():
     free = [1, 2, 4, 5, *range(9, END)]
     assert choose(view(free=free), never, for_long) == Choice(9, "granted")
