@@ -80,12 +80,11 @@ def choose(view: RoundView, takes_in_s: Lateness, waited_s: Waited) -> Choice:
     if returned is not None:
         return Choice(returned, "returned")
     mine = view.free & share_of(view.own, view.heads, view.end)
-    next_own, next_other = mine.first(), (view.free - mine).first()
+    others = view.free - mine
+    next_own, next_other = mine.first(), others.first()
     if next_own is not None and (next_other is None or next_own <= next_other + view.window):
         return Choice(next_own, "granted")
-    to_help = view.free - mine
-    if next_own is not None:
-        to_help &= IndexSet.full(next_own)
+    to_help = others if next_own is None else others & IndexSet.full(next_own)
     help_other = _help(view, to_help, takes_in_s, waited_s)
     if help_other.index is None and next_own is not None:
         return Choice(next_own, "granted")
